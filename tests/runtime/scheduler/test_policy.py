@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from ramet.runtime.request import Request, SamplingParams
+from ramet.runtime.scheduler.policy import POLICIES, Policy
+
+
+def waiting(arrival: int, matched: int = 0, priority: int = 0, overtaken: int = 0) -> Request:
+    request = Request.create(
+        request_id=str(arrival),
+        prompt_ids=np.ones(4, dtype=np.int32),
+        params=SamplingParams(),
+        seed=0,
+        arrival=arrival,
+        max_model_len=16,
+        priority=priority,
+    )
+    request.num_matched, request.num_overtaken = matched, overtaken
+    return request
+
+
+def order(policy: Policy, *requests: Request) -> list[int]:
+    return [request.arrival for request in policy(requests, 8)]
+
+
+def test_fcfs_ignores_the_cache() -> None:
+    assert order(POLICIES["fcfs"], waiting(1, matched=9), waiting(0), waiting(2, matched=90)) == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_cache_aware_prefers_the_longest_match_then_the_oldest() -> None:
+    policy = POLICIES["cache-aware"]
+    assert order(policy, waiting(0), waiting(1, 9), waiting(2, 90), waiting(3, 9)) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_priority_comes_before_everything_but_age(name: str) -> None:
+    policy = POLICIES[name]
+    assert order(policy, waiting(0, 90, priority=1), waiting(1), waiting(2, priority=-1)) == [
+        2,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_whoever_was_overtaken_too_often_comes_first_oldest_first(name: str) -> None:
+    policy = POLICIES[name]
+    aged = [waiting(5, overtaken=8, priority=3), waiting(4, overtaken=9, priority=7)]
+    assert order(policy, waiting(0, 99), waiting(1, overtaken=7), *aged)[:2] == [4, 5]
