@@ -1,0 +1,53 @@
+"""The KV memory: one tensor for all layers, addressed by block id.
+
+It owns the bytes; who owns which block is decided in radix/.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class PagedKVPool:
+    """Keys and values of every block.
+
+    Layout `[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]`: one layer's keys are
+    contiguous, so a slot index addresses `keys(layer)` viewed as `[num_slots, num_kv_heads, head_dim]`.
+
+    Args:
+        num_blocks: blocks to hold.
+        block_size: tokens per block.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        # Zeros, not empty: a masked slot that was never written must not hold NaN, since 0 * NaN is NaN.
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Keys of one layer: `[num_blocks, block_size, num_kv_heads, head_dim]`, a view."""
+        return self.data[0, layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Values of one layer: `[num_blocks, block_size, num_kv_heads, head_dim]`, a view."""
+        return self.data[1, layer]
+
+    def copy_blocks(self, copies: torch.Tensor) -> None:
+        """Copy whole blocks in every layer, `copies: [num_copies, 2]` of (source, destination).
+
+        All sources are read before any destination is written.
+        """
+        if copies.shape[0]:
+            self.data[:, :, copies[:, 1]] = self.data[:, :, copies[:, 0]]
