@@ -1,0 +1,364 @@
+"""The engine itself: requests in, token ids out, one step at a time.
+
+    add / abort ─▶ Scheduler.schedule ─▶ ModelRunner.run ─▶ Sampler.sample ─▶ Scheduler.update ─▶ outputs
+
+Single-threaded and without I/O: whoever owns it calls `step` while `has_work`. It knows token ids only,
+except that requests with stop strings get a detokenizer, since their text decides when they end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ramet.radix import PrefixCache
+
+from ..config import SchedulerConfig
+from ..errors import ContextLengthExceeded, RametError, RequestError
+from ..execution.model_runner import ModelRunner
+from ..execution.sampler import Sampler, derive_seed, prompt_logprobs
+from ..request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    TokenArray,
+    TokenLogprobs,
+)
+from ..scheduler import ScheduleBatch, ScheduledRequest, Scheduler
+from ..text.detokenizer import IncrementalDetokenizer
+from ..text.tokenizer import Tokenizer
+from .messages import EngineInfo, EngineStats, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """What the engine remembers of a live request beside its scheduling."""
+
+    request: Request
+    detokenizer: IncrementalDetokenizer | None
+    scored: list[TokenLogprobs] = field(default_factory=list)
+
+
+class EngineCore:
+    """One model, its cache and its live requests.
+
+    Args:
+        info: what was resolved while loading.
+        tokenizer: for stop strings.
+        clock: seconds, monotonic; measures steps and deadlines.
+    """
+
+    def __init__(
+        self,
+        *,
+        info: EngineInfo,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        runner: ModelRunner,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        seed: int,
+        share_inflight: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.scheduler = Scheduler(config, cache, share_inflight=share_inflight)
+        self._cache = cache
+        self._runner = runner
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._clock = clock
+        self._live: dict[str, _Live] = {}
+        self._outputs: list[RequestOutput] = []
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._num_aborts = 0
+
+    def add(self, message: GenerateRequest) -> None:
+        """Take a request. One that cannot be served ends with an ERROR output of the next step."""
+        try:
+            self._add(message)
+        except RequestError as error:
+            self._outputs.append(
+                RequestOutput(
+                    request_id=message.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    num_prompt_tokens=len(message.prompt_ids),
+                    error=str(error),
+                )
+            )
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End these requests now, by exact id; ids that are not live are ignored."""
+        for request_id in request_ids:
+            live = self._live.get(request_id)
+            if live is not None:
+                self._num_aborts += 1
+                self._end(live, FinishReason.ABORT, "The request was aborted.")
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to hand out."""
+        return bool(self._outputs) or self.scheduler.has_work()
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return what it produced, with what was ended since the last one."""
+        self._expire()
+        batch = self.scheduler.schedule()
+        if batch:
+            started = self._clock()
+            self._run(batch)
+            self._num_steps += 1
+            self.scheduler.step_time.observe(
+                self._clock() - started, batch.num_decodes, batch.num_prefill_tokens
+            )
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
+        self._cache.reset()
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and gauges of now."""
+        counters, cache = self.scheduler.counters, self._cache.stats
+        return EngineStats(
+            num_waiting=len(self.scheduler.waiting),
+            num_running=len(self.scheduler.running),
+            blocks_total=self._cache.num_blocks,
+            blocks_free=self._cache.num_free,
+            blocks_cached=self._cache.num_cached,
+            blocks_private=self._cache.num_private,
+            blocks_pinned=self._cache.num_pinned,
+            steps=self._num_steps,
+            prompt_tokens=counters.prompt_tokens,
+            computed_tokens=counters.computed_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_queried_tokens=counters.prompt_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            evicted_blocks=cache.evicted_blocks,
+            copied_blocks=counters.copied_blocks,
+            preemptions=counters.preemptions,
+            aborts=self._num_aborts,
+            quarantined_blocks=cache.quarantined_blocks,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise if a block is lost or held twice: the cache's own check, and nothing private when idle."""
+        self._cache.check_integrity()
+        held = sum(
+            len(r.block_table) - len(r.handle.block_ids)
+            for r in self.scheduler.running
+            if r.handle is not None
+        )
+        if not self.scheduler.running and self._cache.num_private:
+            raise AssertionError(f"{self._cache.num_private} private blocks without an owner")
+        if self._cache.num_private > held:
+            raise AssertionError(f"{self._cache.num_private} private blocks, {held} owned")
+
+    def _add(self, message: GenerateRequest) -> None:
+        if message.request_id in self._live:
+            raise RequestError(
+                f"request_id {message.request_id!r} is live already.", param="request_id"
+            )
+        ids = self._check_prompt(message.prompt_ids)
+        message.params.check_vocabulary(self.info.vocab_size)
+        self._num_arrived += 1
+        seed = message.params.seed
+        if seed is None:
+            seed = derive_seed(self._seed, self._num_arrived)
+        deadline = None if message.timeout is None else self._clock() + message.timeout
+        request = Request.create(
+            request_id=message.request_id,
+            prompt_ids=ids,
+            params=message.params,
+            seed=seed,
+            arrival=self._num_arrived,
+            max_model_len=self.info.max_model_len,
+            namespace=message.namespace,
+            priority=message.priority,
+            deadline=deadline,
+        )
+        self._live[request.request_id] = _Live(request, self._detokenizer(request))
+        self._sampler.add(request.request_id, request.params, request.prompt_ids, request.seed)
+        self.scheduler.add(request)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, request.arrival, request.request_id))
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> TokenArray:
+        num_tokens, limit = len(prompt_ids), self.info.max_model_len
+        if num_tokens == 0:
+            raise RequestError("The prompt has no tokens; it needs at least 1.", param="prompt")
+        if num_tokens > limit:
+            raise ContextLengthExceeded(num_tokens, limit, param="prompt")
+        low, high = min(prompt_ids), max(prompt_ids)
+        if low < 0 or high >= self.info.vocab_size:
+            raise RequestError(
+                f"The prompt has token id {low if low < 0 else high}, outside the vocabulary of "
+                f"{self.info.vocab_size} tokens.",
+                param="prompt",
+            )
+        return np.array(prompt_ids, dtype=np.int32)
+
+    def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
+        params = request.params
+        if not params.stop:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            live = self._live.get(request_id)
+            if live is not None and live.request.arrival == arrival:
+                self._end(live, FinishReason.ABORT, "The request's time limit passed.")
+
+    def _run(self, batch: ScheduleBatch) -> None:
+        """Compute a step. A fault in it ends the requests of this step, and only those."""
+        try:
+            logits = self._runner.run(batch)
+            sampled = self._sample(batch, logits)
+        except (RametError, RuntimeError, ValueError, IndexError) as error:
+            logger.exception("a step of %d requests failed", len(batch.scheduled))
+            for item in batch.scheduled:
+                self._discard(item.request, f"The step that ran this request failed: {error}")
+            return
+        self.scheduler.update(batch, {request: token for request, (token, _) in sampled.items()})
+        for item in batch.scheduled:
+            self._emit(item, sampled.get(item.request))
+
+    def _sample(
+        self, batch: ScheduleBatch, logits: torch.Tensor
+    ) -> dict[Request, tuple[int, TokenLogprobs | None]]:
+        """Sample for every request whose last token was run; those with broken logits are ended."""
+        rows: list[int] = []
+        sampling: list[Request] = []
+        row = 0
+        for item in batch.scheduled:
+            if item.scores_prompt:
+                self._score(item, logits[row : row + item.num_new_tokens])
+                row += item.num_new_tokens
+            elif item.samples:
+                row += 1
+            if item.samples:
+                rows.append(row - 1)
+                sampling.append(item.request)
+        if not sampling:
+            return {}
+        chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows)]
+        result = self._sampler.sample(chosen, [request.request_id for request in sampling])
+        for index, message in result.errors.items():
+            self._discard(sampling[index], message)
+        return {
+            request: (result.token_ids[i], result.logprobs[i])
+            for i, request in enumerate(sampling)
+            if i not in result.errors
+        }
+
+    def _score(self, item: ScheduledRequest, logits: torch.Tensor) -> None:
+        """Keep the log-probabilities of the prompt tokens that these rows predict."""
+        request = item.request
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        targets = request.prompt_ids[item.start + 1 : item.start + item.num_new_tokens + 1]
+        scored = prompt_logprobs(logits[: len(targets)], targets, num_top)
+        self._live[request.request_id].scored.extend(scored)
+
+    def _emit(
+        self, item: ScheduledRequest, sampled: tuple[int, TokenLogprobs | None] | None
+    ) -> None:
+        request = item.request
+        if request.status is not RequestStatus.RUNNING:
+            return
+        live = self._live[request.request_id]
+        if sampled is None:
+            if request.num_remaining == 0:  # max_tokens is 0: only the prompt was wanted
+                self._end(live, FinishReason.LENGTH, None)
+            return
+        token_id, logprobs = sampled
+        reason, stop_reason = self._finish_reason(live, token_id)
+        if reason is not None:
+            self._forget(live)
+        self._outputs.append(
+            self._output(
+                live,
+                token_ids=(token_id,),
+                logprobs=() if logprobs is None else (logprobs,),
+                finish_reason=reason,
+                stop_reason=stop_reason,
+            )
+        )
+
+    def _finish_reason(
+        self, live: _Live, token_id: int
+    ) -> tuple[FinishReason | None, str | int | None]:
+        request, params = live.request, live.request.params
+        matched = live.detokenizer.push((token_id,)).stop_match if live.detokenizer else None
+        if request.num_output_tokens >= params.min_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+            if token_id in self.info.eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP, None
+            if matched is not None:
+                return FinishReason.STOP, matched
+        if request.num_tokens >= request.max_total_tokens:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def _output(
+        self,
+        live: _Live,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        request = live.request
+        scored, live.scored = tuple(live.scored), []
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=scored,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_output_tokens=request.num_output_tokens,
+            error=error,
+        )
+
+    def _end(self, live: _Live, reason: FinishReason, error: str | None) -> None:
+        self._forget(live)
+        self._outputs.append(self._output(live, finish_reason=reason, error=error))
+
+    def _forget(self, live: _Live) -> None:
+        request = live.request
+        self.scheduler.finish(request)
+        self._sampler.remove(request.request_id)
+        del self._live[request.request_id]
+
+    def _discard(self, request: Request, error: str) -> None:
+        """End a request whose newest tokens may be wrong: nothing that this step computed is kept."""
+        live = self._live.get(request.request_id)
+        if live is not None:
+            self._end(live, FinishReason.ERROR, error)

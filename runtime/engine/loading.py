@@ -1,0 +1,136 @@
+"""From a configuration to an engine that is ready to step: what fits is decided here, before loading."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import torch
+
+from ramet.kernels import ops
+from ramet.radix import PrefixCache
+
+from ..config import EngineConfig
+from ..execution.kv_pool import PagedKVPool
+from ..execution.model_runner import ModelRunner
+from ..execution.sampler import Sampler
+from ..memory_plan import MemoryPlan, available_memory, plan_memory
+from ..models import ModelConfig, load_decoder
+from ..sources.base import ModelSource
+from ..text.tokenizer import Tokenizer
+from .core import EngineCore
+from .messages import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a configured name.
+
+    "auto" is float32: the products of the reference path round differently in batches of different
+    sizes, and in bfloat16 that is enough to change a greedy choice.
+    """
+    dtype: torch.dtype = getattr(torch, "float32" if name == "auto" else name)
+    return dtype
+
+
+def plan_engine(config: EngineConfig, source: ModelSource) -> tuple[ModelConfig, MemoryPlan]:
+    """Decide what the engine will hold, from the model's headers alone.
+
+    Raises:
+        ConfigError: unknown architecture, or the KV cache cannot hold one request.
+    """
+    model = ModelConfig.from_hf(source.config())
+    element_size = resolve_dtype(config.model.dtype).itemsize
+    plan = plan_memory(
+        cache=config.cache,
+        kv_bytes_per_token=model.kv_bytes_per_token(element_size),
+        weight_bytes=source.weight_bytes(element_size),
+        model_max_len=model.max_position_embeddings,
+        max_model_len=config.model.max_model_len,
+        available_bytes=available_memory(),
+        auto_length=config.model.auto_length,
+    )
+    return model, plan
+
+
+def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
+    """Load the model and build its engine. Takes seconds; sets torch's thread count.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or does not fit.
+    """
+    started = time.monotonic()
+    torch.set_num_threads(config.model.num_threads or num_physical_cores())
+    device = torch.device("cpu")
+    dtype = resolve_dtype(config.model.dtype)
+    model_config, plan = plan_engine(config, source)
+    tokenizer = Tokenizer(source.tokenizer())
+    kernels = ops.load("auto", device)
+    model = load_decoder(
+        source,
+        model_config,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        max_positions=plan.max_model_len,
+    )
+    pool = PagedKVPool(
+        num_layers=model_config.num_layers,
+        num_blocks=plan.num_blocks,
+        block_size=config.cache.block_size,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    cache = PrefixCache(
+        plan.num_blocks,
+        config.cache.block_size,
+        enabled=config.cache.enable_prefix_cache,
+        eviction_policy=config.cache.eviction_policy,
+    )
+    runner = ModelRunner(
+        model,
+        pool,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=plan.max_model_len,
+    )
+    eos_token_ids = source.eos_token_ids()
+    info = EngineInfo(
+        model_name=source.name,
+        max_model_len=plan.max_model_len,
+        vocab_size=model_config.vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=config.cache.block_size,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        kernels=kernels.name,
+        eos_token_ids=eos_token_ids,
+        weight_bytes=plan.weight_bytes,
+        kv_cache_bytes=plan.num_blocks * config.cache.block_size * plan.kv_bytes_per_token,
+        load_seconds=time.monotonic() - started,
+    )
+    return EngineCore(
+        info=info,
+        config=config.scheduler,
+        cache=cache,
+        runner=runner,
+        sampler=Sampler(model_config.vocab_size, device, eos_token_ids),
+        tokenizer=tokenizer,
+        seed=config.model.seed,
+        share_inflight=config.cache.enable_prefix_cache,
+    )
+
+
+def num_physical_cores() -> int:
+    """Cores that this process may run on, counting the threads of one core once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))

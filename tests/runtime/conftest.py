@@ -1,0 +1,113 @@
+"""A whole model small enough for any test: a random two-layer llama over a byte vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from ramet.runtime.sources.base import TokenizerFiles
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> TokenizerFiles:
+    """Ids 0 to 2 are special tokens, id 3 + b is byte b."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    by_byte = {i: c for i, c in enumerate(_byte_characters(alphabet))}
+    vocab = {text: i for i, text in enumerate(SPECIAL)}
+    vocab.update({character: 3 + byte for byte, character in by_byte.items()})
+    fast = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    config = {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+    }
+    return TokenizerFiles(fast, config, TEMPLATE, frozenset({0, 1, 2}))
+
+
+def _byte_characters(alphabet: list[str]) -> list[str]:
+    """The character that stands for each byte in the GPT-2 alphabet, by byte value."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = {byte: chr(byte) for byte in printable}
+    shifted = iter(range(256, 512))
+    for byte in range(256):
+        if byte not in characters:
+            characters[byte] = chr(next(shifted))
+    assert sorted(characters.values()) == alphabet
+    return [characters[byte] for byte in range(256)]
+
+
+@dataclass(frozen=True)
+class TinySource:
+    """A `ModelSource` whose weights come from a seed."""
+
+    name: str = "tiny"
+    seed: int = 0
+    max_positions: int = 512
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 259,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "torch_dtype": "float32",
+        }
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return (2,)
+
+    def weight_bytes(self, bytes_per_element: int) -> int:
+        return bytes_per_element * sum(tensor.numel() for _, tensor in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) * 0.35
+
+        yield "model.embed_tokens.weight", random(259, 32) * 3
+        for layer in range(2):
+            prefix = f"model.layers.{layer}."
+            for name, rows in (("q", 32), ("k", 16), ("v", 16), ("o", 32)):
+                yield f"{prefix}self_attn.{name}_proj.weight", random(rows, 32)
+            yield f"{prefix}mlp.gate_proj.weight", random(48, 32)
+            yield f"{prefix}mlp.up_proj.weight", random(48, 32)
+            yield f"{prefix}mlp.down_proj.weight", random(32, 48)
+            yield f"{prefix}input_layernorm.weight", torch.ones(32)
+            yield f"{prefix}post_attention_layernorm.weight", torch.ones(32)
+        yield "model.norm.weight", torch.ones(32)
+        yield "lm_head.weight", random(259, 32)
+
+    def tokenizer(self) -> TokenizerFiles:
+        return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_source() -> TinySource:
+    return TinySource()
