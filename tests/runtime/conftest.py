@@ -26,8 +26,8 @@ def byte_tokenizer() -> TokenizerFiles:
     vocab = {text: i for i, text in enumerate(SPECIAL)}
     vocab.update({character: 3 + byte for byte, character in by_byte.items()})
     fast = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
     fast.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     config = {
         "bos_token": "<|im_start|>",
