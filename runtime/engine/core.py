@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ramet.radix import PrefixCache
+from ramet.radix import IntegrityError, PrefixCache
 
 from ..config import SchedulerConfig
-from ..errors import ContextLengthExceeded, RametError, RequestError
+from ..errors import ContextLengthExceeded, OutOfBlocks, RametError, RequestError
 from ..execution.model_runner import ModelRunner
 from ..execution.sampler import Sampler, derive_seed, prompt_logprobs
 from ..request import (
@@ -37,6 +37,9 @@ from ..text.tokenizer import Tokenizer
 from .messages import EngineInfo, EngineStats, GenerateRequest
 
 logger = logging.getLogger(__name__)
+
+AUDIT_INTERVAL = 60.0
+"""Seconds between two recounts of the cache; they take place when the last request has ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +84,7 @@ class EngineCore:
         self._live: dict[str, _Live] = {}
         self._outputs: list[RequestOutput] = []
         self._deadlines: list[tuple[float, int, str]] = []
+        self._audited = clock()
         self._num_arrived = 0
         self._num_steps = 0
         self._num_aborts = 0
@@ -114,7 +118,7 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it produced, with what was ended since the last one."""
         self._expire()
-        batch = self.scheduler.schedule()
+        batch = self._schedule()
         if batch:
             started = self._clock()
             self._run(batch)
@@ -124,6 +128,11 @@ class EngineCore:
             )
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def rest(self) -> None:
+        """Housekeeping, for when there is no work: recounts the cache now and then."""
+        if self._clock() - self._audited > AUDIT_INTERVAL:
+            self._audit()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request holds."""
@@ -229,6 +238,25 @@ class EngineCore:
             live = self._live.get(request_id)
             if live is not None and live.request.arrival == arrival:
                 self._end(live, FinishReason.ABORT, "The request's time limit passed.")
+
+    def _schedule(self) -> ScheduleBatch | None:
+        """The next step; None if the cache's accounting had to be repaired first."""
+        try:
+            return self.scheduler.schedule()
+        except (IntegrityError, OutOfBlocks):
+            if not self._audit():
+                raise
+            return None
+
+    def _audit(self) -> int:
+        """Recount the cache, and take out of circulation what cannot be trusted."""
+        self._audited = self._clock()
+        num_quarantined = self._cache.audit()
+        if num_quarantined:
+            logger.error(
+                "the KV cache's accounting was damaged: %d blocks are out of use", num_quarantined
+            )
+        return num_quarantined
 
     def _run(self, batch: ScheduleBatch) -> None:
         """Compute a step. A fault in it ends the requests of this step, and only those."""

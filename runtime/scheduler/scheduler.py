@@ -79,7 +79,6 @@ class SchedulerCounters:
 @dataclass(slots=True)
 class _StepPlan:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
     num_decodes: int = 0
     num_prefill_tokens: int = 0
 
@@ -101,6 +100,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.counters = SchedulerCounters()
         self.step_time = StepTimeModel()
+        # Outlives a step that fails half planned: a request counts on its copy from admission on.
+        self._block_copies: list[tuple[int, int]] = []
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._order = POLICIES[config.schedule_policy]
         self._share_inflight = share_inflight
@@ -124,7 +125,14 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def schedule(self) -> ScheduleBatch:
-        """Choose the next step and take the blocks it needs. Empty only if no request is live."""
+        """Choose the next step and take the blocks it needs. Empty only if no request is live.
+
+        Raises:
+            OutOfBlocks: not even one request fits, which the size of the pool rules out unless blocks
+                were quarantined.
+            IntegrityError: the accounting of the cache is damaged. Either way nothing is lost: after
+                `PrefixCache.audit` the next call goes on.
+        """
         plan = _StepPlan()
         candidates = self._candidates()
         shares = self._shares(candidates)
@@ -134,9 +142,8 @@ class Scheduler:
             if share and request.status is RequestStatus.RUNNING and self._reserve(request, share):
                 self._plan(plan, request, share)
         self._admit(candidates, plan)
-        return ScheduleBatch(
-            plan.scheduled, plan.block_copies, plan.num_decodes, plan.num_prefill_tokens
-        )
+        copies, self._block_copies = self._block_copies, []
+        return ScheduleBatch(plan.scheduled, copies, plan.num_decodes, plan.num_prefill_tokens)
 
     def update(self, batch: ScheduleBatch, sampled: dict[Request, int]) -> None:
         """Take a finished step: its tokens are computed, and `sampled` holds the new ones.
@@ -335,7 +342,7 @@ class Scheduler:
             # The match ends inside a block: that block is copied, and the copy written on.
             copied = self._take(1)
             request.block_table.extend(copied)
-            plan.block_copies.append((handle.tail_block, copied[0]))
+            self._block_copies.append((handle.tail_block, copied[0]))
             request.num_computed += handle.tail_len
             self.counters.copied_blocks += 1
         if request.num_cached_tokens is None:
