@@ -5,6 +5,9 @@ It owns the bytes; who owns which block is decided in radix/.
 
 from __future__ import annotations
 
+import mmap
+from math import prod
+
 import torch
 
 
@@ -32,7 +35,10 @@ class PagedKVPool:
     ) -> None:
         shape = (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         # Zeros, not empty: a masked slot that was never written must not hold NaN, since 0 * NaN is NaN.
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            self.data = _lazy_zeros(shape, dtype)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.num_blocks = num_blocks
         self.block_size = block_size
 
@@ -51,3 +57,14 @@ class PagedKVPool:
         """
         if copies.shape[0]:
             self.data[:, :, copies[:, 1]] = self.data[:, :, copies[:, 0]]
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take no memory until they are written, in huge pages where the system has them.
+
+    The tensor keeps the mapping alive.
+    """
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
