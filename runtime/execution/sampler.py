@@ -1,0 +1,301 @@
+"""Chooses the next token of every request of a step. Knows parameters and logits, nothing of time.
+
+In order, for each row: raw log-probabilities if they were asked for; repetition, frequency and
+presence penalties; logit_bias; the ban on end tokens before min_tokens; then the likeliest token
+(temperature 0 or top_k 1, the lowest id among equals), or a draw after temperature, top_k, top_p and
+min_p. A row's token depends on its own logits, parameters and history, not on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..request import SamplingParams, TokenLogprobs
+from .logprobs import prompt_logprobs, token_logprobs
+from .penalties import Penalties
+from .randomness import MASK, derive_seed, uniform
+from .ranking import best
+from .truncation import Cuts, draw
+
+__all__ = ["NO_TOKEN", "SampledTokens", "Sampler", "derive_seed", "prompt_logprobs"]
+
+NO_TOKEN = -1
+
+_TABLE = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("seed", np.uint64),
+        ("num_sampled", np.int64),
+        ("min_tokens", np.int64),
+        ("num_logprobs", np.int64),
+        ("greedy", np.bool_),
+        ("penalties", np.bool_),
+        ("bias", np.bool_),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What one call sampled, row by row.
+
+    Attributes:
+        token_ids: one id per row, NO_TOKEN where there is an error.
+        logprobs: of the rows that asked for them, None for the others.
+        errors: row -> why no token could be sampled there; such a row's request cannot go on.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Additions:
+    """Values to be added to some logits of one row: `[n]` int64 ids, `[n]` float32 values."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+
+
+class Sampler:
+    """Samples for many requests with different parameters at once.
+
+    A request is added once and keeps its place, its counts and its random stream until it is
+    removed, whatever steps it takes part in.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        """Prepare for logits of `vocab_size` columns on `device`.
+
+        Args:
+            vocab_size: columns of the logits.
+            device: where they are.
+            eos_token_ids: the model's end tokens; those outside the vocabulary never come up.
+        """
+        self._vocab_size = vocab_size
+        self._device = device
+        self._eos_token_ids = tuple(id_ for id_ in eos_token_ids if 0 <= id_ < vocab_size)
+        self._table = np.zeros(0, dtype=_TABLE)
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._penalties = Penalties(vocab_size, device)
+        self._biases: dict[str, _Additions] = {}
+        self._bans: dict[str, _Additions] = {}
+
+    @torch.inference_mode()
+    def add(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        seed: int,
+    ) -> None:
+        """Take in a request that has sampled nothing yet.
+
+        Args:
+            request_id: not added yet.
+            params: its parameters; `params.seed` is not read.
+            prompt_ids: `[num_prompt_tokens]` int32.
+            seed: of its random stream; any integer, of which the low 64 bits count.
+
+        Raises:
+            ValueError: it was added before, or a prompt id lies outside the vocabulary.
+            InvalidRequest: an id in `params` lies outside the vocabulary.
+        """
+        if request_id in self._slots:
+            raise ValueError(f"request {request_id!r} was added before")
+        params.check_vocabulary(self._vocab_size)
+        if params.needs_penalties:
+            self._penalties.add(request_id, params, prompt_ids)
+        if params.logit_bias:
+            self._biases[request_id] = self._additions(params.logit_bias)
+        banned = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        if params.min_tokens and banned:
+            self._bans[request_id] = self._additions(dict.fromkeys(sorted(banned), -np.inf))
+        if not self._free:
+            self._grow()
+        self._slots[request_id] = slot = self._free.pop()
+        self._table[slot] = self._row(request_id, params, seed)
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request.
+
+        Raises:
+            KeyError: it is not known.
+        """
+        self._free.append(self._slots.pop(request_id))
+        self._penalties.remove(request_id)
+        self._biases.pop(request_id, None)
+        self._bans.pop(request_id, None)
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> SampledTokens:
+        """Choose one token per row, and count it as sampled.
+
+        A row whose logits leave no choice (NaN, or nothing above minus infinity) gets an error and
+        counts nothing.
+
+        Args:
+            logits: `[num_rows, vocab_size]` float32 on the sampler's device; not modified.
+            request_ids: whose row each is; no request twice.
+
+        Raises:
+            ValueError: the logits have another shape or dtype, or a request comes twice.
+            KeyError: a request is not known.
+        """
+        self._check(logits, request_ids)
+        if not request_ids:
+            return SampledTokens([], [])
+        slots = np.array([self._slots[request_id] for request_id in request_ids])
+        table = self._table[slots]
+        adjusted = self._adjust(logits, request_ids, table)
+        scores, chosen = best(adjusted)
+        drawn = np.flatnonzero(~table["greedy"])
+        if drawn.size:
+            chosen = self._draw(adjusted, chosen, table, drawn)
+        usable = torch.isfinite(scores).tolist()
+        token_ids = [
+            token_id if good else NO_TOKEN
+            for token_id, good in zip(chosen.tolist(), usable, strict=True)
+        ]
+        self._record(slots, table, request_ids, token_ids)
+        errors = {row: _NO_CHOICE for row, good in enumerate(usable) if not good}
+        return SampledTokens(token_ids, self._logprobs(logits, table, token_ids), errors)
+
+    def _check(self, logits: torch.Tensor, request_ids: Sequence[str]) -> None:
+        shape = (len(request_ids), self._vocab_size)
+        if tuple(logits.shape) != shape or logits.dtype != torch.float32:
+            raise ValueError(
+                f"logits must be {list(shape)} float32, not {list(logits.shape)} {logits.dtype}"
+            )
+        if len(set(request_ids)) != len(request_ids):
+            raise ValueError("a request comes twice in one step")
+
+    def _adjust(
+        self, logits: torch.Tensor, request_ids: Sequence[str], table: NDArray[np.void]
+    ) -> torch.Tensor:
+        """The logits after penalties, bias and bans: the same tensor if there are none."""
+        penalized = np.flatnonzero(table["penalties"])
+        added = [
+            (row, additions[request_ids[row]])
+            for additions, rows in (
+                (self._biases, np.flatnonzero(table["bias"])),
+                (self._bans, np.flatnonzero(table["num_sampled"] < table["min_tokens"])),
+            )
+            for row in rows.tolist()
+        ]
+        if not penalized.size and not added:
+            return logits
+        logits = logits.clone()
+        if penalized.size:
+            rows = torch.from_numpy(penalized).to(self._device)
+            ids = [request_ids[row] for row in penalized.tolist()]
+            self._penalties.apply(logits, rows, ids)
+        if added:
+            lengths = [additions.ids.shape[0] for _, additions in added]
+            rows = torch.tensor(np.repeat([row for row, _ in added], lengths), device=self._device)
+            columns = torch.cat([additions.ids for _, additions in added])
+            values = torch.cat([additions.values for _, additions in added])
+            logits.index_put_((rows, columns), values, accumulate=True)
+        return logits
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        greedy: torch.Tensor,
+        table: NDArray[np.void],
+        drawn: NDArray[np.int64],
+    ) -> torch.Tensor:
+        """The greedy choices with those of the drawn rows put in their place."""
+        table = table[drawn]
+        numbers = uniform(table["seed"], table["num_sampled"].astype(np.uint64))
+        cuts = Cuts(
+            temperature=self._column(table["temperature"]),
+            top_k=self._column(table["top_k"]),
+            top_p=self._column(table["top_p"]),
+            min_p=self._column(table["min_p"]),
+            uniform=self._column(numbers),
+        )
+        if drawn.size == logits.shape[0]:
+            return draw(logits, cuts)
+        rows = torch.from_numpy(drawn).to(self._device)
+        return greedy.index_copy(0, rows, draw(logits[rows], cuts))
+
+    def _column(self, values: NDArray[Any]) -> torch.Tensor:
+        # A column of the table lies between the others, where no tensor can share it.
+        return torch.from_numpy(values.copy()).to(self._device)
+
+    def _record(
+        self,
+        slots: NDArray[np.int64],
+        table: NDArray[np.void],
+        request_ids: Sequence[str],
+        token_ids: list[int],
+    ) -> None:
+        sampled = np.array(token_ids) != NO_TOKEN
+        self._table["num_sampled"][slots] += sampled
+        rows = np.flatnonzero(table["penalties"] & sampled).tolist()
+        if rows:
+            self._penalties.record(
+                [request_ids[row] for row in rows], [token_ids[row] for row in rows]
+            )
+
+    def _logprobs(
+        self, logits: torch.Tensor, table: NDArray[np.void], token_ids: list[int]
+    ) -> list[TokenLogprobs | None]:
+        asked = (table["num_logprobs"] >= 0) & (np.array(token_ids) != NO_TOKEN)
+        result: list[TokenLogprobs | None] = [None] * len(token_ids)
+        rows = np.flatnonzero(asked)
+        if rows.size:
+            entries = token_logprobs(
+                logits[torch.from_numpy(rows).to(self._device)],
+                [token_ids[row] for row in rows.tolist()],
+                table["num_logprobs"][rows].tolist(),
+            )
+            for row, entry in zip(rows.tolist(), entries, strict=True):
+                result[row] = entry
+        return result
+
+    def _row(self, request_id: str, params: SamplingParams, seed: int) -> tuple[object, ...]:
+        """The request's row of the table, in the order of its columns."""
+        off = params.top_k <= 0
+        return (
+            max(params.temperature, np.finfo(np.float32).tiny),
+            self._vocab_size if off else min(params.top_k, self._vocab_size),
+            params.top_p,
+            params.min_p,
+            seed & MASK,
+            0,
+            params.min_tokens if request_id in self._bans else 0,
+            -1 if params.logprobs is None else params.logprobs,
+            params.temperature == 0.0 or params.top_k == 1,
+            request_id in self._penalties,
+            request_id in self._biases,
+        )
+
+    def _additions(self, values: dict[int, float]) -> _Additions:
+        return _Additions(
+            torch.tensor(list(values), dtype=torch.int64, device=self._device),
+            torch.tensor(list(values.values()), dtype=torch.float32, device=self._device),
+        )
+
+    def _grow(self) -> None:
+        num_slots = self._table.shape[0]
+        num_new = max(num_slots, 16)
+        self._table = np.concatenate([self._table, np.zeros(num_new, dtype=_TABLE)])
+        self._free.extend(range(num_slots, num_slots + num_new))
+
+
+_NO_CHOICE = "The model's logits are not finite, so no token can be sampled."
