@@ -1,0 +1,1 @@
+"""Benchmarks. `ramet bench serve` measures any OpenAI-compatible server."""

@@ -1,0 +1,81 @@
+"""One consumer's stream: order, end, failure and abort."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ramet.runtime.engine.streams import RequestStream
+from ramet.runtime.errors import EngineDead
+from ramet.runtime.request import FinishReason, RequestOutput
+
+
+def output(request_id: str, token_id: int, *, last: bool = False) -> RequestOutput:
+    return RequestOutput(
+        request_id=request_id,
+        token_ids=(token_id,),
+        finish_reason=FinishReason.STOP if last else None,
+    )
+
+
+def make_stream(*request_ids: str) -> tuple[RequestStream, list[list[str]]]:
+    aborted: list[list[str]] = []
+    return RequestStream(request_ids, aborted.append), aborted
+
+
+async def test_outputs_come_in_the_order_of_arrival_until_all_have_finished() -> None:
+    stream, _ = make_stream("a", "b")
+    outputs = [output("a", 1), output("b", 2), output("a", 3, last=True), output("b", 4, last=True)]
+    for one in outputs:
+        stream.deliver(one)
+    assert [one async for one in stream] == outputs
+
+
+async def test_a_waiting_consumer_wakes() -> None:
+    stream, _ = make_stream("a")
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.deliver(output("a", 1))
+    assert (await waiting).token_ids == (1,)
+
+
+async def test_a_failure_is_raised_after_what_has_arrived() -> None:
+    stream, aborted = make_stream("a")
+    stream.deliver(output("a", 1))
+    stream.fail("it died")
+    assert (await anext(stream)).token_ids == (1,)
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="it died"):
+            await anext(stream)
+    stream.abort()
+    assert aborted == []
+
+
+async def test_a_failure_after_the_last_output_is_none() -> None:
+    stream, _ = make_stream("a")
+    stream.deliver(output("a", 1, last=True))
+    stream.fail("it died")
+    assert len([one async for one in stream]) == 1
+
+
+async def test_abort_names_what_has_not_finished_and_only_once() -> None:
+    stream, aborted = make_stream("a", "b", "c")
+    stream.deliver(output("b", 1, last=True))
+    stream.abort()
+    stream.abort()
+    assert aborted == [["a", "c"]]
+
+
+async def test_abort_ends_the_iteration_of_a_waiting_consumer() -> None:
+    stream, _ = make_stream("a")
+    waiting = asyncio.create_task(anext(stream, None))
+    await asyncio.sleep(0)
+    stream.abort()
+    assert await waiting is None
+
+
+async def test_a_stream_of_nothing_is_at_its_end() -> None:
+    stream, _ = make_stream()
+    assert [one async for one in stream] == []

@@ -1,0 +1,164 @@
+"""The worker's parts that need no process of their own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
+from ramet.runtime.engine.messages import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    FromEngine,
+    GenerateRequest,
+    ResetPrefixCache,
+    Shutdown,
+    StartFailed,
+    StepOutputs,
+)
+from ramet.runtime.engine.worker import (
+    SocketChannel,
+    WorkerOptions,
+    read_options,
+    run,
+    write_options,
+)
+from ramet.runtime.request import FinishReason
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[SocketChannel, zmq.Socket[bytes]]]:
+    """A channel, and the socket at its other end."""
+    with zmq.Context() as context:
+        with context.socket(zmq.PAIR) as far, context.socket(zmq.PAIR) as near:
+            for socket in (far, near):
+                socket.linger = 0
+                socket.rcvtimeo = 5000
+            far.bind("inproc://engine")
+            near.connect("inproc://engine")
+            yield SocketChannel(near), far
+
+
+def options(model: str, tmp_path: Path) -> WorkerOptions:
+    return WorkerOptions(
+        config=EngineConfig(
+            model=ModelOptions(model=model, max_model_len=77),
+            cache=CacheConfig(block_size=3, enable_prefix_cache=False),
+            scheduler=SchedulerConfig(max_num_seqs=9),
+        ),
+        cache_dir=str(tmp_path),
+        core="fake_core:create",
+        socket_path="/nowhere",
+        parent_pid=1,
+        log_level=20,
+    )
+
+
+def received(socket: zmq.Socket[bytes]) -> FromEngine:
+    return msgspec.msgpack.decode(socket.recv(), type=FromEngine)  # type: ignore[no-any-return]
+
+
+def test_options_arrive_as_they_were_sent_and_nothing_behind_them_is_read(tmp_path: Path) -> None:
+    sent = options("steady", tmp_path)
+    stream = io.BytesIO(write_options(sent) + b"rest")
+    assert read_options(stream) == sent
+    assert stream.read() == b"rest"
+
+
+@pytest.mark.parametrize("length", [0, 3, 10])
+def test_options_that_are_cut_short_raise(tmp_path: Path, length: int) -> None:
+    with pytest.raises(EOFError):
+        read_options(io.BytesIO(write_options(options("steady", tmp_path))[:length]))
+
+
+def test_every_kind_of_message_arrives_in_order(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]], make_request: Any
+) -> None:
+    channel, far = ends
+    sent = [
+        make_request(logit_bias={3: -1.5}, stop=("a", "é"), seed=2**64 - 1, logprobs=2),
+        Abort(["x", "y"]),
+        ResetPrefixCache(),
+        Shutdown(),
+    ]
+    far.send_multipart([msgspec.msgpack.encode(message) for message in sent])
+    assert channel.receive(block=True) == sent
+    assert channel.receive(block=False) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_tokens": 1.5}, {"temperature": 9.0}, {"top_k": "many"}, {"stop": [""]}]
+)
+def test_a_request_that_breaks_the_types_is_refused_alone(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]], make_request: Any, change: dict[str, Any]
+) -> None:
+    channel, far = ends
+    good = make_request()
+    bad = msgspec.to_builtins(make_request(request_id="bad"))
+    bad["params"] |= change
+    channel.send(StepOutputs(outputs=[], stats=EngineStats(steps=4)))
+    far.recv()
+    far.send_multipart([msgspec.msgpack.encode(bad), msgspec.msgpack.encode(good)])
+    assert channel.receive(block=True) == [good]
+    reply = received(far)
+    assert isinstance(reply, StepOutputs)
+    (output,) = reply.outputs
+    assert (output.request_id, output.finish_reason) == ("bad", FinishReason.ERROR)
+    assert output.error
+    assert reply.stats.steps == 4
+
+
+def test_bytes_that_are_no_message_are_dropped(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    channel, far = ends
+    far.send_multipart([b"\xc1\xff", msgspec.msgpack.encode([1, 2]), b""])
+    far.send(msgspec.msgpack.encode(Shutdown()))
+    messages: list[Any] = []
+    while not messages:
+        messages = channel.receive(block=True)
+    assert messages == [Shutdown()]
+    assert caplog.text.count("Refused a message") == 3
+
+
+def test_a_core_answers_with_its_info_and_runs_until_shutdown(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]],
+    fake_core: Any,
+    make_request: Any,
+    tmp_path: Path,
+) -> None:
+    channel, far = ends
+    request: GenerateRequest = make_request(max_tokens=1)
+    far.send(msgspec.msgpack.encode(request))
+    far.send(msgspec.msgpack.encode(ResetPrefixCache()))
+    far.send(msgspec.msgpack.encode(Abort(["nobody"])))
+    far.send(msgspec.msgpack.encode(Shutdown()))
+    assert run(options("steady", tmp_path), channel) == 0
+    assert isinstance(received(far), EngineInfo)
+
+
+def test_a_configuration_that_cannot_work_is_reported_in_parts(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]], fake_core: Any, tmp_path: Path
+) -> None:
+    channel, far = ends
+    assert run(options("refused", tmp_path), channel) == 1
+    expected = StartFailed(message="too big", param="max_model_len", hint="Make it smaller.")
+    assert received(far) == expected
+
+
+def test_a_core_that_cannot_load_ends_the_worker_with_a_traceback(
+    ends: tuple[SocketChannel, zmq.Socket[bytes]],
+    fake_core: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    channel, _ = ends
+    assert run(options("broken", tmp_path), channel) == 1
+    assert "broken on purpose" in caplog.text
