@@ -236,6 +236,7 @@ class Request:
         deadline: time.monotonic() after which it is ended, or None.
         num_prompt_tokens: tokens of the prompt; the rest of `token_ids` was sampled.
         num_cached_tokens: prompt tokens found in the cache at first admission.
+        queried: whether the cache's statistics have counted it.
         num_overtaken: how many younger requests were admitted before it.
         match_generation, num_matched: the last cache match and the cache generation it holds for.
         leader, leader_target: it waits until `leader` has computed that many tokens of their prefix.
@@ -259,6 +260,7 @@ class Request:
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    queried: bool = False
     num_overtaken: int = 0
     match_generation: int = -1
     num_matched: int = 0

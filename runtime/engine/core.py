@@ -375,13 +375,15 @@ class EngineCore:
             error=error,
         )
 
-    def _end(self, live: _Live, reason: FinishReason, error: str | None) -> None:
-        self._forget(live)
+    def _end(
+        self, live: _Live, reason: FinishReason, error: str | None, *, keep: bool = True
+    ) -> None:
+        self._forget(live, keep=keep)
         self._outputs.append(self._output(live, finish_reason=reason, error=error))
 
-    def _forget(self, live: _Live) -> None:
+    def _forget(self, live: _Live, *, keep: bool = True) -> None:
         request = live.request
-        self.scheduler.finish(request)
+        self.scheduler.finish(request, keep=keep)
         self._sampler.remove(request.request_id)
         del self._live[request.request_id]
 
@@ -389,4 +391,4 @@ class EngineCore:
         """End a request whose newest tokens may be wrong: nothing that this step computed is kept."""
         live = self._live.get(request.request_id)
         if live is not None:
-            self._end(live, FinishReason.ERROR, error)
+            self._end(live, FinishReason.ERROR, error, keep=False)

@@ -101,7 +101,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.step_time = StepTimeModel()
         # Outlives a step that fails half planned: a request counts on its copy from admission on.
-        self._block_copies: list[tuple[int, int]] = []
+        self._block_copies: dict[Request, tuple[int, int]] = {}
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._order = POLICIES[config.schedule_policy]
         self._share_inflight = share_inflight
@@ -110,11 +110,15 @@ class Scheduler:
         """Let a request wait for admission."""
         self.waiting.add(request)
 
-    def finish(self, request: Request) -> None:
-        """End a live request, in whatever state: its computed tokens stay cached, its memory is given up."""
+    def finish(self, request: Request, *, keep: bool = True) -> None:
+        """End a live request, in whatever state, and give up its memory.
+
+        Its computed tokens stay cached, unless `keep` is false, because the step that ran it failed and
+        nothing is known of what it wrote.
+        """
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._give_up_blocks(request)
+            self._give_up_blocks(request, keep=keep)
         elif request.status is not RequestStatus.FINISHED:
             self.waiting.remove(request)
         request.leader = None
@@ -142,7 +146,8 @@ class Scheduler:
             if share and request.status is RequestStatus.RUNNING and self._reserve(request, share):
                 self._plan(plan, request, share)
         self._admit(candidates, plan)
-        copies, self._block_copies = self._block_copies, []
+        copies = list(self._block_copies.values())
+        self._block_copies.clear()
         return ScheduleBatch(plan.scheduled, copies, plan.num_decodes, plan.num_prefill_tokens)
 
     def update(self, batch: ScheduleBatch, sampled: dict[Request, int]) -> None:
@@ -241,10 +246,12 @@ class Scheduler:
         self.waiting.add(request)
         self.counters.preemptions += 1
 
-    def _give_up_blocks(self, request: Request) -> None:
-        self._commit(request)
+    def _give_up_blocks(self, request: Request, *, keep: bool = True) -> None:
+        never_copied = self._block_copies.pop(request, None) is not None
+        if keep and not never_copied:
+            self._commit(request)
         assert request.handle is not None
-        num_shared = len(request.handle.block_ids)
+        num_shared = request.handle.num_tokens // self.cache.block_size
         self.cache.free(request.block_table[num_shared:])
         self.cache.release(request.handle)
         request.handle = None
@@ -259,9 +266,8 @@ class Scheduler:
         assert request.handle is not None
         if request.num_computed > request.handle.num_tokens:
             # Commit may replace blocks that others computed too, from the old handle's end on.
-            request.num_synced_blocks = min(
-                request.num_synced_blocks, len(request.handle.block_ids)
-            )
+            num_shared = request.handle.num_tokens // self.cache.block_size
+            request.num_synced_blocks = min(request.num_synced_blocks, num_shared)
             request.handle = self.cache.commit(
                 request.handle,
                 request.token_ids,
@@ -318,8 +324,12 @@ class Scheduler:
         fits: the pool holds one of the greatest length.
         """
         handle = self.cache.acquire(
-            request.token_ids, request.namespace, max_tokens=self._num_reusable(request)
+            request.token_ids,
+            request.namespace,
+            max_tokens=self._num_reusable(request),
+            count=not request.queried,
         )
+        request.queried = True
         request.block_table = list(handle.block_ids)
         needed = self._num_missing_blocks(request) + promised + len(self.running)
         if self.running and needed > self.cache.num_available:
@@ -342,7 +352,7 @@ class Scheduler:
             # The match ends inside a block: that block is copied, and the copy written on.
             copied = self._take(1)
             request.block_table.extend(copied)
-            self._block_copies.append((handle.tail_block, copied[0]))
+            self._block_copies[request] = (handle.tail_block, copied[0])
             request.num_computed += handle.tail_len
             self.counters.copied_blocks += 1
         if request.num_cached_tokens is None:
