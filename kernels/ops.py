@@ -1,0 +1,210 @@
+"""The public surface of kernels/: what every implementation provides, and which one to use.
+
+A step calls `plan_attention` once and every other method once per layer. Implementations are objects
+handed in by constructor, never globals, so two of them can be compared in one process.
+
+    reference   readable torch, every device, the oracle of the tests      kernels/reference.py
+    sdpa        the same, with torch's fused CPU attention                 kernels/sdpa.py
+
+Dims: num_tokens packed rows of all sequences, num_seqs sequences, num_slots = num_blocks * block_size.
+KV tensors are `[num_blocks, block_size, num_kv_heads, head_dim]`. Inputs are never written to, except
+the caches of `store_kv`; results are new tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+NAMES = ("reference", "sdpa")
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What is the same for every step of a model: head counts, head size and block size.
+
+    Raises:
+        ValueError: a field is below one, or num_kv_heads does not divide num_heads.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if min(self.num_heads, self.num_kv_heads, self.head_dim, self.block_size) < 1:
+            raise ValueError(f"every field must be at least 1: {self}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"
+            )
+
+
+class PackedLinear(Protocol):
+    """A weight in the layout that one implementation streams; opaque to everybody else."""
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+
+
+class AttentionPlan(Protocol):
+    """What one implementation prepared for one step; opaque to everybody else."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Query rows that the plan covers."""
+
+
+class Kernels(Protocol):
+    """One implementation of every op. All tensors are on the implementation's device."""
+
+    @property
+    def name(self) -> str:
+        """One of `NAMES`."""
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        """Prepare a weight `[out_features, in_features]` for `linear` and `embedding`.
+
+        May keep the tensors or copy them; the caller gives them up. `bias: [out_features]`.
+
+        Raises:
+            ValueError: the weight is not a matrix, or the bias does not fit it.
+        """
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """`x: [num_tokens, in_features]` times the weight, plus bias: `[num_tokens, out_features]`."""
+
+    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """Rows of the weight: `token_ids: [num_tokens]` int64 to `[num_tokens, in_features]`.
+
+        It takes a packed weight so that a tied output head and the embedding are one copy.
+        """
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm over the last dimension of x, in float32, rounded to x's dtype at the end.
+
+        `weight: [x.shape[-1]]` float32. Source: Zhang and Sennrich 2019, equation 4.
+        """
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual + x` in their dtype, and its RMSNorm.
+
+        Returns:
+            (normed, total), both of x's shape and dtype.
+        """
+
+    def gated_activation(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """`activation(gate) * up` for `gate_up: [num_tokens, 2 * n]` (gate first): `[num_tokens, n]`.
+
+        Raises:
+            ValueError: `activation` is not one of `ACTIVATIONS`.
+        """
+
+    def rotary_embedding(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate the first rotary_dim dims of every head, pairing dim i with i + rotary_dim / 2.
+
+        `q: [num_tokens, num_heads, head_dim]`, `k: [num_tokens, num_kv_heads, head_dim]`,
+        `positions: [num_tokens]` int64, `cos_sin: [max_positions, rotary_dim]` float32, the
+        rotary_dim / 2 cosines of a position before its sines. Computed in float32, rounded at the
+        end. Source: Su et al. 2021, section 3.4.2, in the half-split layout of GPT-NeoX.
+        """
+
+    def store_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write `k, v: [num_tokens, num_kv_heads, head_dim]` to the slots `[num_tokens]` int64.
+
+        Slots of one call are distinct. The caches are changed in place and keep their dtype.
+        """
+
+    def plan_attention(
+        self,
+        shape: AttentionShape,
+        *,
+        cu_seqlens: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+    ) -> AttentionPlan:
+        """Prepare one step's attention; valid for every layer of that step.
+
+        `cu_seqlens: [num_seqs + 1]` int32, `kv_lens: [num_seqs]` int32 (this step's tokens included,
+        so a sequence's queries are its last positions), `block_tables: [num_seqs, max_num_blocks]`
+        int32. Equal ids in the leading columns of several rows are KV that these sequences share;
+        an implementation may read such a run once. Entries past a sequence's end are not read.
+
+        Raises:
+            ValueError: shapes or dtypes differ from these, a sequence has more queries than KV, or
+                its row of the table is too short.
+        """
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Causal attention of `q: [num_tokens, num_heads, head_dim]` over the paged KV.
+
+        A query at position p sees positions max(0, p - window + 1) … p. With `softcap` c, scores
+        become c * tanh(score / c) (Gemma 2 report, section 2). Query head h reads KV head
+        h // (num_heads / num_kv_heads). Softmax and its sums are float32.
+
+        Returns:
+            (out, lse): `[num_tokens, num_heads, head_dim]` in q's dtype, and `[num_tokens, num_heads]`
+            float32, the natural log of the sum of exponentials of the scores, for `merge_states`.
+
+        Raises:
+            ValueError: q does not have the rows and heads of the plan.
+        """
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over the union of two disjoint sets of keys, from the results over each.
+
+        Shapes as `attention` returns them. An empty set has lse -inf; the union of two empty sets is
+        zeros with lse -inf. Source: Ye et al. 2024 (Cascade inference), the merge operator.
+        """
+
+
+def load(name: str, device: torch.device) -> Kernels:
+    """The implementation of that name; "auto" is the quickest one that the device can run.
+
+    Raises:
+        ValueError: no such implementation, or it does not run on the device.
+    """
+    from .reference import ReferenceKernels
+    from .sdpa import SdpaKernels
+
+    if name == "auto":
+        name = "sdpa" if device.type == "cpu" else "reference"
+    if name == "reference":
+        return ReferenceKernels()
+    if name == "sdpa":
+        if device.type != "cpu":
+            raise ValueError(f"kernels 'sdpa' run on cpu, not on {device}")
+        return SdpaKernels()
+    raise ValueError(f"unknown kernels {name!r}; known are auto, {', '.join(NAMES)}")

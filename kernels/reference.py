@@ -1,0 +1,224 @@
+"""Every op in readable torch: the oracle that other implementations are tested against.
+
+Right on every device and in every float dtype, and batched: no loop over tokens. It does not try to be
+quick beyond that; products run in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .ops import ACTIVATIONS, AttentionPlan, AttentionShape, PackedLinear
+from .plan import TiledPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """A weight as it came: `[out_features, in_features]`, and `[out_features]` bias or None.
+
+    Raises:
+        ValueError: the weight is not a matrix, or the bias does not fit it.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight.dim() != 2:
+            raise ValueError(f"a weight must be a matrix, not {list(self.weight.shape)}")
+        if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
+            raise ValueError(
+                f"a bias of {list(self.bias.shape)} does not fit a weight of "
+                f"{list(self.weight.shape)}"
+            )
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return int(self.weight.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return int(self.weight.shape[1])
+
+
+class ReferenceKernels:
+    """The `Kernels` protocol in plain torch."""
+
+    @property
+    def name(self) -> str:
+        """Its name in `ops.load`."""
+        return "reference"
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DenseLinear:
+        """Keep the tensors as they are."""
+        return DenseLinear(weight, bias)
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See `Kernels.linear`."""
+        dense = _dense(weight)
+        return F.linear(x, dense.weight, dense.bias)
+
+    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See `Kernels.embedding`."""
+        return F.embedding(token_ids, _dense(weight).weight)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.add_rms_norm`."""
+        total = residual + x
+        return self.rms_norm(total, weight, eps), total
+
+    def gated_activation(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See `Kernels.gated_activation`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "silu":
+            return F.silu(gate) * up
+        if activation == "gelu_tanh":
+            return F.gelu(gate, approximate="tanh") * up
+        raise ValueError(f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+
+    def rotary_embedding(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.rotary_embedding`."""
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def store_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """See `Kernels.store_kv`."""
+        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
+        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+
+    def plan_attention(
+        self,
+        shape: AttentionShape,
+        *,
+        cu_seqlens: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+    ) -> TiledPlan:
+        """See `Kernels.plan_attention`."""
+        return TiledPlan(shape, cu_seqlens, kv_lens, block_tables)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.attention`."""
+        assert isinstance(plan, TiledPlan)
+        if q.shape != (plan.num_tokens, plan.shape.num_heads, plan.shape.head_dim):
+            raise ValueError(
+                f"q {list(q.shape)} is not the plan's {plan.num_tokens} rows of {plan.shape}"
+            )
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        for group in plan.groups(window):
+            keys = _gather(k_cache, group.block_ids)
+            values = _gather(v_cache, group.block_ids)
+            for tile in group.tiles:
+                kv_positions = group.kv_positions[:, None, tile.slots]
+                hidden = kv_positions > tile.positions[:, :, None]
+                if window is not None:
+                    hidden |= kv_positions <= tile.positions[:, :, None] - window
+                tile_out, tile_lse = self.masked_attention(
+                    q[tile.rows],
+                    keys[:, tile.slots],
+                    values[:, tile.slots],
+                    hidden,
+                    scale,
+                    softcap,
+                )
+                out[tile.rows] = tile_out
+                lse[tile.rows] = tile_lse
+        return out, lse
+
+    def masked_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        hidden: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of one tile, by its definition, with the heads of a KV head as extra rows.
+
+        Args:
+            q: `[batch, num_rows, num_heads, head_dim]`.
+            k, v: `[batch, num_slots, num_kv_heads, head_dim]`.
+            hidden: `[batch, num_rows, num_slots]` bool; every row sees at least one slot.
+            scale, softcap: as in `attention`.
+
+        Returns:
+            (out, lse) of q's shape in q's dtype, and `[batch, num_rows, num_heads]` float32.
+        """
+        batch, num_rows, num_heads, head_dim = q.shape
+        num_kv_heads = k.shape[2]
+        groups = (batch, num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        grouped = q.float().reshape(groups)
+        scores = torch.einsum("bnhgd,bshd->bhgns", grouped, k.float()) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+        lse = scores.logsumexp(-1)
+        weights = torch.exp(scores - lse.unsqueeze(-1))
+        out = torch.einsum("bhgns,bshd->bnhgd", weights, v.float())
+        return out.flatten(2, 3).to(q.dtype), lse.flatten(1, 2).transpose(1, 2)
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.merge_states`."""
+        top = torch.maximum(lse_a, lse_b)
+        # Both sets empty: any finite reference makes both weights exp(-inf) = 0.
+        top = top.masked_fill(top == -torch.inf, 0.0)
+        weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+        total = weight_a + weight_b
+        mixed = weight_a.unsqueeze(-1) * out_a.float() + weight_b.unsqueeze(-1) * out_b.float()
+        # Where a set is not empty the larger weight is 1, so the clamp only spares 0 / 0.
+        out = mixed / total.clamp(min=1.0).unsqueeze(-1)
+        return out.to(out_a.dtype), top + total.log()
+
+
+def _dense(weight: PackedLinear) -> DenseLinear:
+    assert isinstance(weight, DenseLinear)
+    return weight
+
+
+def _gather(cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Blocks side by side: `[group_size, num_slots, num_kv_heads, head_dim]`."""
+    blocks = cache.index_select(0, block_ids.flatten())
+    return blocks.view(block_ids.shape[0], -1, *cache.shape[2:])
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x[..., :rotary_dim].float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((rotated.to(x.dtype), x[..., rotary_dim:]), dim=-1)
