@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ramet.runtime.sources.base import TokenizerFiles
@@ -111,3 +114,17 @@ class TinySource:
 @pytest.fixture(scope="session")
 def tiny_source() -> TinySource:
     return TinySource()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tiny_source: TinySource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    files = tiny_source.tokenizer()
+    files.fast.save(str(folder / "tokenizer.json"))
+    tokenizer_config = {**files.config, "chat_template": files.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
+    (folder / "config.json").write_text(json.dumps(tiny_source.config()), "utf-8")
+    save_file(dict(tiny_source.tensors()), folder / "model.safetensors")
+    return folder

@@ -62,6 +62,7 @@ class FakeCore:
         self.live: dict[str, _Live] = {}
         self.outputs: list[RequestOutput] = []
         self.num_steps = 0
+        self.num_rests = 0
         self.num_aborts = 0
         self.num_resets = 0
         self.num_leaked_blocks = 0
@@ -95,6 +96,9 @@ class FakeCore:
         for live in list(self.live.values()):
             outputs += self._advance(live)
         return outputs
+
+    def rest(self) -> None:
+        self.num_rests += 1
 
     def stats(self) -> EngineStats:
         return EngineStats(

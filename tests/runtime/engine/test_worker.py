@@ -62,7 +62,7 @@ def options(model: str, tmp_path: Path) -> WorkerOptions:
 
 
 def received(socket: zmq.Socket[bytes]) -> FromEngine:
-    return msgspec.msgpack.decode(socket.recv(), type=FromEngine)  # type: ignore[no-any-return]
+    return msgspec.msgpack.decode(socket.recv(), type=FromEngine)
 
 
 def test_options_arrive_as_they_were_sent_and_nothing_behind_them_is_read(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_bytes_that_are_no_message_are_dropped(
     while not messages:
         messages = channel.receive(block=True)
     assert messages == [Shutdown()]
-    assert caplog.text.count("Refused a message") == 3
+    assert (caplog.text.count("Refused"), caplog.text.count("Dropped")) == (1, 2)
 
 
 def test_a_core_answers_with_its_info_and_runs_until_shutdown(

@@ -1,0 +1,75 @@
+"""From the library's keyword arguments to the frozen objects that the engine works with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from typing import Any
+
+from ..config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
+from ..execution.sampler import derive_seed
+from ..request import SamplingParams
+
+# Arguments of a call that are fields of GenerateRequest, not of SamplingParams.
+ENVELOPE = ("namespace", "priority", "timeout")
+
+
+def configure(
+    model: str | os.PathLike[str] | EngineConfig, options: dict[str, Any]
+) -> EngineConfig:
+    """The configuration of `model`, with options laid over it.
+
+    Args:
+        model: a model, or a whole configuration.
+        options: fields of `ModelOptions`, `CacheConfig` and `SchedulerConfig`.
+
+    Raises:
+        ConfigError: a value is out of range.
+        TypeError: there is no such option.
+    """
+    config = model if isinstance(model, EngineConfig) else EngineConfig()
+    if not isinstance(model, EngineConfig):
+        options = {**options, "model": os.fspath(model)}
+    left = dict(options)
+    for name, part in (
+        ("model", ModelOptions),
+        ("cache", CacheConfig),
+        ("scheduler", SchedulerConfig),
+    ):
+        chosen = {f.name: left.pop(f.name) for f in fields(part) if f.name in left}
+        config = replace(config, **{name: replace(getattr(config, name), **chosen)})
+    if left:
+        raise TypeError(f"There is no option {', '.join(map(repr, left))}.")
+    return config
+
+
+def sampling_params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
+    """`params`, or those that the options make; a single stop string need not be in a tuple.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+        TypeError: both are given, or there is no such parameter.
+    """
+    if params is not None:
+        if options:
+            raise TypeError(f"{', '.join(options)}: give either params or keyword arguments.")
+        return params
+    known = {field.name for field in fields(SamplingParams)}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"There is no sampling parameter {name!r}.")
+    stop = options.get("stop", ())
+    plain = {
+        **options,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_token_ids": tuple(options.get("stop_token_ids", ())),
+    }
+    return SamplingParams(**plain)
+
+
+def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
+    """`params` for sample `index` of a prompt: a given seed becomes its own."""
+    # Without a seed the engine draws one for every request.
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=derive_seed(params.seed, index))

@@ -1,0 +1,214 @@
+"""The engine's own process: `python -m ramet.runtime.engine.worker`, started by launch.py only.
+
+Owns the far end of the private socket. It knows nothing of HTTP, and ends with its parent:
+
+1. read `WorkerOptions` from stdin, which stays open for as long as the parent lives;
+2. load the core; answer `EngineInfo`, or `StartFailed` if the configuration cannot work;
+3. run the loop until `Shutdown`.
+
+SIGINT and SIGTERM are ignored: they are sent to whole process groups, and it is the parent that decides
+how long running requests may go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import shutil
+import signal
+import struct
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import zmq
+
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelNotFound, RequestError
+from ..request import FinishReason, RequestOutput
+from .logs import configure_logging
+from .loop import Core, EngineLoop
+from .messages import EngineStats, FromEngine, StartFailed, StepOutputs, ToEngine
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CORE = "ramet.runtime.engine.factory:open_core"
+_LENGTH = struct.Struct("!I")
+_PARENT_POLL_SECONDS = 1.0
+# Long enough for the last message to leave, short enough not to outlive a parent that stopped reading.
+_LINGER_MS = 2000
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker is started with.
+
+    Attributes:
+        config: what to load.
+        cache_dir: folder of downloaded models.
+        core: `module:function` that makes a Core of a configuration and a cache folder.
+        socket_path: unix socket, alone in a private folder that is removed with it.
+        parent_pid: the process to end with.
+        log_level: as in `logging`.
+    """
+
+    config: EngineConfig
+    cache_dir: str
+    core: str
+    socket_path: str
+    parent_pid: int
+    log_level: int
+
+
+def write_options(options: WorkerOptions) -> bytes:
+    """The options as the bytes that `read_options` reads."""
+    body = msgspec.msgpack.encode(options)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_options(stream: BinaryIO) -> WorkerOptions:
+    """Read the options and not a byte more.
+
+    Raises:
+        EOFError: the stream ended first.
+        msgspec.ValidationError: it holds something else.
+    """
+    (length,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
+    return msgspec.msgpack.decode(_read_exactly(stream, length), type=WorkerOptions)
+
+
+def _read_exactly(stream: BinaryIO, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = stream.read(count - len(data))
+        if not more:
+            raise EOFError("stdin ended before the options did")
+        data += more
+    return data
+
+
+class SocketChannel:
+    """The loop's channel over a connected zmq socket without a high-water mark.
+
+    Sends never wait: what the parent has not read yet is queued in memory, which the bound on live
+    requests and their `max_tokens` bounds too.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._stats = EngineStats()
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """Everything that arrived; with `block`, wait until there is something."""
+        if block:
+            self._socket.poll()
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            messages += [message for frame in frames for message in self._decode(frame)]
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message."""
+        if isinstance(message, StepOutputs):
+            self._stats = message.stats
+        self._socket.send(self._encoder.encode(message))
+
+    def _decode(self, frame: bytes) -> list[ToEngine]:
+        try:
+            return [self._decoder.decode(frame)]
+        except (msgspec.ValidationError, RequestError) as error:
+            # Only its sender is hurt by a message that breaks the types, not the whole engine.
+            logger.error("Refused a message: %s", error)
+            self._refuse(frame, str(error))
+        except msgspec.DecodeError as error:
+            logger.error("Dropped what is no message: %s", error)
+        return []
+
+    def _refuse(self, frame: bytes, reason: str) -> None:
+        content: Any = msgspec.msgpack.decode(frame)
+        request_id = content.get("request_id") if isinstance(content, dict) else None
+        if isinstance(request_id, str):
+            output = RequestOutput(
+                request_id=request_id, finish_reason=FinishReason.ERROR, error=reason
+            )
+            self.send(StepOutputs(outputs=[output], stats=self._stats))
+
+
+def end_with_parent(parent_pid: int, folder: Path) -> None:
+    """Watch the parent from a thread; once it is gone, remove `folder` and end this process at once.
+
+    Stdin ends the moment that the parent does. The parent's id is watched too, since a process that
+    the parent forked may hold stdin's other end open.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            ready, _, _ = select.select([sys.stdin], [], [], _PARENT_POLL_SECONDS)
+            if ready and not os.read(sys.stdin.fileno(), 1):
+                break
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def load(options: WorkerOptions) -> Core:
+    """Make the core that the options name.
+
+    Raises:
+        ConfigError: it cannot work.
+    """
+    module, _, function = options.core.partition(":")
+    core = getattr(import_module(module), function)(options.config, Path(options.cache_dir))
+    # What loading left behind stays for good; the collector need not walk it during steps.
+    gc.collect()
+    gc.freeze()
+    return cast(Core, core)
+
+
+def main() -> int:
+    """Run the worker; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Unbuffered: a byte that Python read ahead would hide the end of stdin from `select`.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        options = read_options(cast(BinaryIO, stdin))
+    configure_logging(options.log_level)
+    end_with_parent(options.parent_pid, Path(options.socket_path).parent)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set_hwm(0)
+        socket.linger = _LINGER_MS
+        socket.connect(f"ipc://{options.socket_path}")
+        return run(options, SocketChannel(socket))
+
+
+def run(options: WorkerOptions, channel: SocketChannel) -> int:
+    """Load the core, say so, and loop until Shutdown; returns the exit code."""
+    try:
+        core = load(options)
+    except (ConfigError, ModelNotFound) as error:
+        channel.send(StartFailed(message=error.message, param=error.param, hint=error.hint))
+        return 1
+    except Exception:
+        logger.critical("The engine could not start.", exc_info=True)
+        return 1
+    channel.send(core.info)
+    try:
+        EngineLoop(core, channel).run()
+    except Exception:
+        logger.critical("The engine ends.", exc_info=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

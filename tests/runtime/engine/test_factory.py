@@ -1,0 +1,70 @@
+"""From a configuration to a model on this disk, and to an engine around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ramet.runtime import Engine
+from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions
+from ramet.runtime.engine.factory import open_core, open_source
+from ramet.runtime.engine.process import EngineProcess
+from ramet.runtime.errors import ConfigError, ModelNotFound
+
+MEGABYTE = 1 << 20
+
+
+def config(model: object) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(model=str(model), num_threads=1),
+        cache=CacheConfig(kv_cache_memory=MEGABYTE),
+    )
+
+
+def test_a_folder_is_opened_and_loaded(tiny_folder: Path, tmp_path: Path) -> None:
+    assert open_source(config(tiny_folder), tmp_path).config()["model_type"] == "llama"
+    core = open_core(config(tiny_folder), tmp_path)
+    assert (core.info.model_name, core.info.vocab_size) == ("tiny", 259)
+
+
+def test_a_model_that_is_not_here_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        open_source(config("qwen3-0.6b"), tmp_path)
+
+
+def test_the_library_opens_a_folder_with_options(tiny_folder: Path, tmp_path: Path) -> None:
+    with Engine(
+        tiny_folder,
+        cache_dir=tmp_path,
+        max_model_len=64,
+        kv_cache_memory=MEGABYTE,
+        num_threads=1,
+    ) as engine:
+        assert engine.info.max_model_len == 64
+        completion = engine.generate("hello", temperature=0, max_tokens=4, ignore_eos=True)
+        assert len(completion.token_ids) == 4
+
+
+def test_an_engine_that_cannot_work_raises(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max-model-len"):
+        Engine(tiny_folder, cache_dir=tmp_path, kv_cache_memory=1024, num_threads=1)
+    with pytest.raises(TypeError, match="'temperature'"):
+        Engine(tiny_folder, cache_dir=tmp_path, temperature=0)
+
+
+async def test_a_process_refuses_what_cannot_work_with_both_remedies(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    engine = EngineProcess(
+        EngineConfig(
+            model=ModelOptions(model=str(tiny_folder), num_threads=1),
+            cache=CacheConfig(kv_cache_memory=1024),
+        ),
+        tmp_path,
+    )
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    assert caught.value.hint is not None
+    assert "--max-model-len" in caught.value.hint
+    assert "--kv-cache-memory" in caught.value.hint
