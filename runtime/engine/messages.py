@@ -78,8 +78,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the engine started, and gauges of now.
 
-    Blocks: free + cached + private + quarantined == total. `cached` blocks belong to the tree, `private` ones to one
-    request; `pinned` are those cached blocks that running requests read.
+    Blocks: free + cached + private + quarantined == total. `cached` blocks belong to the tree,
+    `private` ones to one request; `pinned` are those cached blocks that running requests read.
     """
 
     num_waiting: int = 0
