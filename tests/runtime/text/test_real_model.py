@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -77,9 +78,8 @@ def test_a_chat_has_the_tokens_that_transformers_gives_it(smollm2_path: Path) ->
     files = open_path(smollm2_path).tokenizer()
     tokenizer = Tokenizer(files)
     names = dict(tokenizer.special_tokens)
-    library = PreTrainedTokenizerFast(
-        tokenizer_object=files.fast, chat_template=files.chat_template, **names
-    )
+    library: Any = PreTrainedTokenizerFast  # untyped where mypy sees it, typed where it does not
+    library = library(tokenizer_object=files.fast, chat_template=files.chat_template, **names)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Naïve café ☕ 2024?\n"},
