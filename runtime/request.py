@@ -72,7 +72,9 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         logprobs: None for no log-probabilities; otherwise how many of the likeliest tokens are
             listed beside the sampled one, 0 to 20.
-        prompt_logprobs: the same for each prompt token; such a prompt is computed whole.
+        prompt_logprobs: the same for each prompt token but the first.
+        prompt_logprobs_start: prompt tokens before this one are not scored, and may come from the
+            cache; the rest of the prompt is computed whole.
     """
 
     max_tokens: int | None = None
@@ -93,6 +95,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
@@ -127,6 +130,11 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name} must be between 0 and {MAX_LOGPROBS}, not {count}.", param=name
                 )
+        if self.prompt_logprobs_start < 0:
+            raise InvalidRequest(
+                f"prompt_logprobs_start must be at least 0, not {self.prompt_logprobs_start}.",
+                param="prompt_logprobs_start",
+            )
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
 
@@ -195,7 +203,8 @@ class RequestOutput:
         request_id: whose output this is.
         token_ids: newly sampled tokens, the end or stop token included.
         logprobs: one entry per new token if asked for, else empty.
-        prompt_logprobs: in the first output only, one entry per prompt token but the first.
+        prompt_logprobs: in the first output only, one entry per prompt token from
+            `prompt_logprobs_start`, the first token of all excepted.
         finish_reason: None while the request goes on.
         stop_reason: the stop string or the stop token id that ended it; None for end tokens.
         num_prompt_tokens: tokens of the prompt.
@@ -337,6 +346,22 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether exactly the token that was sampled last is still to be run."""
         return self.num_remaining == 1 and self.num_tokens > self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are wanted and still to be computed."""
+        return (
+            self.params.prompt_logprobs is not None
+            and self.num_computed < self.num_prompt_tokens
+            and self.num_output_tokens == 0
+        )
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens that may come from the cache: not the last, nor any whose logits are wanted."""
+        if self.scores_prompt:
+            return min(max(self.params.prompt_logprobs_start, 1), self.num_tokens) - 1
+        return self.num_tokens - 1
 
     @property
     def age(self) -> tuple[int, int]:

@@ -32,7 +32,8 @@ class Completion:
         finish_reason: STOP, or LENGTH when `max_tokens` or the context was used up.
         stop_reason: the stop string or stop token id that ended it; None for the model's end tokens.
         logprobs: one entry per token, or None if they were not asked for.
-        prompt_logprobs: one entry per prompt token but the first, or None if not asked for.
+        prompt_logprobs: one entry per prompt token from `prompt_logprobs_start`, the first token of
+            all excepted; or None if not asked for.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: those of them whose KV was found in the cache.
     """

@@ -306,7 +306,8 @@ class EngineCore:
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         targets = request.prompt_ids[item.start + 1 : item.start + item.num_new_tokens + 1]
-        scored = prompt_logprobs(logits[: len(targets)], targets, num_top)
+        skipped = max(0, request.params.prompt_logprobs_start - 1 - item.start)
+        scored = prompt_logprobs(logits[skipped : len(targets)], targets[skipped:], num_top)
         self._live[request.request_id].scored.extend(scored)
 
     def _emit(

@@ -37,7 +37,7 @@ def must_wait(request: Request, running: Iterable[Request], min_gain: int) -> bo
         if leader.status is RequestStatus.RUNNING and leader.num_computed < request.leader_target:
             return True
         request.leader = None
-    usable = request.token_ids[: request.num_tokens - 1]
+    usable = request.token_ids[: request.num_reusable]
     for candidate in running:
         if (
             candidate.num_computed >= candidate.num_prompt_tokens

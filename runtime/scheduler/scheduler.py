@@ -215,7 +215,7 @@ class Scheduler:
         else:
             plan.num_prefill_tokens += share
         plan.scheduled.append(
-            ScheduledRequest(request, start, share, samples, _scores_prompt(request))
+            ScheduledRequest(request, start, share, samples, request.scores_prompt)
         )
 
     def _reserve(self, request: Request, num_new_tokens: int) -> bool:
@@ -297,16 +297,11 @@ class Scheduler:
     def _refresh_match(self, request: Request) -> None:
         if request.match_generation != self.cache.generation:
             request.match_generation = self.cache.generation
-            usable = request.token_ids[: self._num_reusable(request)]
+            usable = request.token_ids[: request.num_reusable]
             request.num_matched = self.cache.match(usable, request.namespace)
 
-    @staticmethod
-    def _num_reusable(request: Request) -> int:
-        """Tokens that may come from the cache: not the last, whose logits are needed, nor scored ones."""
-        return 0 if _scores_prompt(request) else request.num_tokens - 1
-
     def _waits_for_leader(self, request: Request) -> bool:
-        if not self._share_inflight or _scores_prompt(request):
+        if not self._share_inflight:
             return False
         self._refresh_match(request)
         return must_wait(request, self.running, self.cache.block_size)
@@ -326,7 +321,7 @@ class Scheduler:
         handle = self.cache.acquire(
             request.token_ids,
             request.namespace,
-            max_tokens=self._num_reusable(request),
+            max_tokens=request.num_reusable,
             count=not request.queried,
         )
         request.queried = True
@@ -376,17 +371,8 @@ class Scheduler:
         return blocks
 
 
-def _scores_prompt(request: Request) -> bool:
-    """Whether prompt tokens are still to be scored, so that none of them may come from the cache."""
-    return (
-        request.params.prompt_logprobs is not None
-        and request.num_computed < request.num_prompt_tokens
-        and request.num_output_tokens == 0
-    )
-
-
 def _limit_scored(request: Request, num_tokens: int) -> int:
-    return min(num_tokens, MAX_SCORED_TOKENS) if _scores_prompt(request) else num_tokens
+    return min(num_tokens, MAX_SCORED_TOKENS) if request.scores_prompt else num_tokens
 
 
 def _count_overtaking(admitted: Request, candidates: Sequence[Request], limit: int) -> bool:

@@ -245,6 +245,26 @@ def test_prompt_logprobs_are_the_same_cold_and_warm_whole_and_chunked(load: Load
         assert other == pytest.approx(results[0], abs=1e-4)
 
 
+@pytest.mark.parametrize("start", [1, 2, 33, 50, 60])
+def test_prompt_logprobs_from_a_position_on_leave_the_prefix_to_the_cache(
+    load: Load, start: int
+) -> None:
+    driver = load(max_num_batched_tokens=16)
+    driver.add("all", prompt(2, 50), prompt_logprobs=0, max_tokens=0)
+    driver.run()
+    everything = [lp for output in driver.answers["all"] for lp in output.prompt_logprobs]
+    options = {"prompt_logprobs": 0, "prompt_logprobs_start": start, "max_tokens": 0}
+    for name in ("left", "right"):
+        driver.add(name, prompt(2, 50), **options)
+    driver.run()
+    for name in ("left", "right"):
+        scored = [lp for output in driver.answers[name] for lp in output.prompt_logprobs]
+        assert [lp.logprob for lp in scored] == pytest.approx(
+            [lp.logprob for lp in everything[start - 1 :]], abs=1e-4
+        )
+        assert driver.last(name).num_cached_tokens == min(start, 50) - 1
+
+
 def test_an_abort_frees_everything_within_one_step(load: Load) -> None:
     driver = load()
     for i in range(4):
