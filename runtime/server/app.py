@@ -17,6 +17,7 @@ from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
 from .middleware import ApiKeys, RequestContext
 from .model import ServedModel
+from .native import NativeRoutes
 from .ops import OpsRoutes
 from .tokens import TokenRoutes
 
@@ -56,7 +57,10 @@ def create_app(
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     tokens, ops = TokenRoutes(context), OpsRoutes(context)
     chat, completions = ChatRoute(context), CompletionRoute(context)
+    native = NativeRoutes(context)
     for path, endpoint in (
+        ("/generate", native.generate),
+        ("/render", native.render),
         ("/v1/chat/completions", chat.create),
         ("/v1/completions", completions.create),
         ("/v1/embeddings", ops.embeddings),

@@ -10,10 +10,14 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from .native import RenderRequest
+from .native_work import GenerateItem
 from .protocol import ChatRequest, CompletionRequest
 from .tokens import DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
+    "/generate": GenerateItem,
+    "/render": RenderRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/tokenize": TokenizeRequest,

@@ -17,7 +17,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import Unauthorized, error_response
 from .metrics import ServerMetrics
 
-GUARDED = frozenset({"/tokenize", "/detokenize", "/tokenizer_info", "/reset_prefix_cache"})
+GUARDED = frozenset(
+    {
+        "/detokenize",
+        "/generate",
+        "/render",
+        "/reset_prefix_cache",
+        "/tokenize",
+        "/tokenizer_info",
+    }
+)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 

@@ -1,0 +1,200 @@
+"""/generate: programs' own route, where prompts may be token ids and several requests are one call.
+
+    {"input_ids": [...], "text": "...", ...}     a prompt: the ids as they are, then the text's tokens
+    {"options": ["yes", "no"], ...}              log-probabilities of each option behind the prompt
+    {"requests": [{...}, {...}], "stream": true} several of these at once: a fork is one round trip
+
+Without `input_ids` a text gets the tokens that the model expects at its start. Sampling fields are
+those of /v1/completions; `max_tokens` is 128 unless given. The answer is `{"results": [...]}` with one
+result per request, in their order. With `stream` each event names its request by `index`: `delta` is
+new text of sample `sample`, `result` the whole result, `error` the failure of that request alone.
+
+    result of a generation: prompt_ids, num_prompt_tokens, num_cached_tokens, samples, each with
+        text, token_ids, num_kept, rest, finish_reason, stop_reason, logprobs
+    result of a scoring: num_prompt_tokens, num_cached_tokens, options, each with
+        text, token_ids, logprobs, and unconditional_logprobs if `unconditional` was true
+
+`prompt_ids` are the tokens of `text`. To go on from a sample send the ids so far, its first `num_kept`
+token ids, and `rest` before any further text: a stop string may have cut its last token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Request, Response
+from msgspec import Meta
+
+from ..errors import InvalidRequest, RametError
+from .body import convert, read_object
+from .disconnect import while_connected
+from .errors import error_body
+from .generation import Generation
+from .intake import ServerContext
+from .native_work import GenerateItem, Work, prepare_work
+from .stream import EventStream, event
+
+MAX_REQUESTS = 1024
+
+_encode = msgspec.json.encode
+
+
+class GenerateRequests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of /generate that brings several requests."""
+
+    requests: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_REQUESTS)]
+    model: str | None = None
+    stream: bool | None = None
+
+
+class RenderRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of /render: a conversation, to be written as the model's chat template writes it."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    add_generation_prompt: bool = False
+
+
+class NativeRoutes:
+    """Answers programs."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def generate(self, request: Request) -> Response:
+        """Answer one request, or several at once."""
+        arrived = time.perf_counter()
+        context = self._context
+        raw = await read_object(request)
+        if "requests" in raw:
+            whole = convert_strictly(raw, GenerateRequests)
+            items = [
+                convert_strictly(item, GenerateItem, f"requests[{index}]")
+                for index, item in enumerate(whole.requests)
+            ]
+            model, stream = whole.model, bool(whole.stream)
+        else:
+            item = convert_strictly(raw, GenerateItem)
+            items, model, stream = [item], item.model, bool(item.stream)
+        context.model.check_name(model)
+        context.lifecycle.check_accepting()
+        works = [await prepare_work(context, request, item, arrived) for item in items]
+        context.lifecycle.check_accepting()
+        answer = NativeAnswer(context, works)
+        if stream:
+            return EventStream(answer.events(), answer.abort)
+        try:
+            data = await while_connected(request.receive, answer.whole())
+        finally:
+            answer.abort()
+        return Response(data, media_type="application/json")
+
+    async def render(self, request: Request) -> Response:
+        """A conversation as text."""
+        body = convert_strictly(await read_object(request), RenderRequest)
+        model = self._context.model
+        model.check_name(body.model)
+        text = await asyncio.to_thread(
+            lambda: model.chat_template.render(
+                body.messages, add_generation_prompt=body.add_generation_prompt
+            )
+        )
+        return Response(_encode({"text": text}), media_type="application/json")
+
+
+def convert_strictly(value: dict[str, Any], kind: type[Any], where: str = "") -> Any:
+    """`value` as `kind`, of which every field must be known.
+
+    Raises:
+        InvalidRequest: a field is unknown, missing or of the wrong type; `where` leads to it.
+    """
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    unknown = sorted(value.keys() - known)
+    prefix = f"{where}." if where else ""
+    if unknown:
+        raise InvalidRequest(
+            f"There is no field {prefix + unknown[0]!r}.", param=prefix + unknown[0]
+        )
+    try:
+        return convert(value, kind)
+    except InvalidRequest as error:
+        if not where:
+            raise
+        raise InvalidRequest(f"{where}: {error.message}", param=f"{prefix}{error.param}") from None
+
+
+class NativeAnswer:
+    """The answer to one call: all of its requests, submitted together."""
+
+    def __init__(self, context: ServerContext, works: list[Work]) -> None:
+        self._works = works
+        self._generations: list[Generation] = []
+        try:
+            for work in works:
+                self._generations.append(
+                    Generation(work.job, context.client, context.model.tokenizer, context.metrics)
+                )
+        except RametError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """End what still runs. Safe to call twice."""
+        for generation in self._generations:
+            generation.abort()
+
+    async def whole(self) -> bytes:
+        """Wait for all requests, and return the answer.
+
+        Raises:
+            RametError: one of them failed; the others are ended.
+        """
+
+        def nothing(sample: int, text: str) -> None:
+            return None
+
+        runs = [
+            asyncio.ensure_future(work.run(generation, nothing))
+            for work, generation in zip(self._works, self._generations, strict=True)
+        ]
+        try:
+            results = await asyncio.gather(*runs)
+        finally:
+            for run in runs:
+                run.cancel()
+        return _encode({"results": results})
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield what every request adds, as it comes; one that fails does not end the others."""
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+        def shower(index: int) -> Callable[[int, str], None]:
+            return lambda sample, text: queue.put_nowait(
+                {"index": index, "sample": sample, "delta": text}
+            )
+
+        async def run(index: int) -> None:
+            try:
+                result = await self._works[index].run(self._generations[index], shower(index))
+                queue.put_nowait({"index": index, "result": result})
+            except RametError as error:
+                queue.put_nowait({"index": index, **msgspec.json.decode(error_body(error))})
+            finally:
+                queue.put_nowait(None)
+
+        runs = [asyncio.ensure_future(run(index)) for index in range(len(self._works))]
+        try:
+            num_running = len(runs)
+            while num_running:
+                item = await queue.get()
+                num_running -= item is None
+                if item is not None:
+                    yield event(_encode(item))
+            await asyncio.gather(*runs)
+        finally:
+            for task in runs:
+                task.cancel()
