@@ -8,8 +8,8 @@ except that requests with stop strings get a detokenizer, since their text decid
 
 from __future__ import annotations
 
-import heapq
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from ..request import (
 from ..scheduler import ScheduleBatch, ScheduledRequest, Scheduler
 from ..text.detokenizer import IncrementalDetokenizer
 from ..text.tokenizer import Tokenizer
+from .deadlines import Deadlines
 from .messages import EngineInfo, EngineStats, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._outputs: list[RequestOutput] = []
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines = Deadlines()
         self._audited = clock()
         self._num_arrived = 0
         self._num_steps = 0
@@ -94,14 +95,11 @@ class EngineCore:
         try:
             self._add(message)
         except RequestError as error:
-            self._outputs.append(
-                RequestOutput(
-                    request_id=message.request_id,
-                    finish_reason=FinishReason.ERROR,
-                    num_prompt_tokens=len(message.prompt_ids),
-                    error=str(error),
-                )
-            )
+            self._refuse(message, str(error))
+        except Exception as error:
+            # Whatever is wrong with one request is no reason to end the others with the engine.
+            logger.exception("request %s could not be taken", message.request_id)
+            self._refuse(message, f"The engine could not take this request: {error}")
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now, by exact id; ids that are not live are ignored."""
@@ -182,6 +180,8 @@ class EngineCore:
             )
         ids = self._check_prompt(message.prompt_ids)
         message.params.check_vocabulary(self.info.vocab_size)
+        if message.timeout is not None and math.isnan(message.timeout):
+            raise RequestError("timeout must be a number of seconds, not NaN.", param="timeout")
         self._num_arrived += 1
         seed = message.params.seed
         if seed is None:
@@ -198,11 +198,25 @@ class EngineCore:
             priority=message.priority,
             deadline=deadline,
         )
-        self._live[request.request_id] = _Live(request, self._detokenizer(request))
+        live = _Live(request, self._detokenizer(request))
         self._sampler.add(request.request_id, request.params, request.prompt_ids, request.seed)
-        self.scheduler.add(request)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, request.arrival, request.request_id))
+        try:
+            self.scheduler.add(request)
+        except Exception:
+            self._sampler.remove(request.request_id)
+            raise
+        self._live[request.request_id] = live
+        self._deadlines.add(request)
+
+    def _refuse(self, message: GenerateRequest, error: str) -> None:
+        self._outputs.append(
+            RequestOutput(
+                request_id=message.request_id,
+                finish_reason=FinishReason.ERROR,
+                num_prompt_tokens=len(message.prompt_ids),
+                error=error,
+            )
+        )
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> TokenArray:
         num_tokens, limit = len(prompt_ids), self.info.max_model_len
@@ -232,20 +246,23 @@ class EngineCore:
         )
 
     def _expire(self) -> None:
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, arrival, request_id = heapq.heappop(self._deadlines)
-            live = self._live.get(request_id)
-            if live is not None and live.request.arrival == arrival:
-                self._end(live, FinishReason.ABORT, "The request's time limit passed.")
+        for request in self._deadlines.expired(self._clock()):
+            live = self._live[request.request_id]
+            self._end(live, FinishReason.ABORT, "The request's time limit passed.")
 
     def _schedule(self) -> ScheduleBatch | None:
-        """The next step; None if the cache's accounting had to be repaired first."""
+        """The next step; None if the cache's accounting had to be repaired first.
+
+        With blocks in quarantine a request may not fit even alone: then only that one ends.
+        """
         try:
             return self.scheduler.schedule()
-        except (IntegrityError, OutOfBlocks):
-            if not self._audit():
+        except (IntegrityError, OutOfBlocks) as error:
+            if self._audit():
+                return None
+            if isinstance(error, IntegrityError) or not self.scheduler.running:
                 raise
+            self._discard(self.scheduler.running[-1], f"The request does not fit: {error}")
             return None
 
     def _audit(self) -> int:
@@ -285,7 +302,7 @@ class EngineCore:
                 row += item.num_new_tokens
             elif item.samples:
                 row += 1
-            if item.samples:
+            if item.samples and item.request.status is RequestStatus.RUNNING:
                 rows.append(row - 1)
                 sampling.append(item.request)
         if not sampling:
@@ -301,14 +318,24 @@ class EngineCore:
         }
 
     def _score(self, item: ScheduledRequest, logits: torch.Tensor) -> None:
-        """Keep the log-probabilities of the prompt tokens that these rows predict."""
+        """Keep the log-probabilities of the prompt tokens that these rows predict.
+
+        Ends the request if they are not finite.
+        """
         request = item.request
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         targets = request.prompt_ids[item.start + 1 : item.start + item.num_new_tokens + 1]
         skipped = max(0, request.params.prompt_logprobs_start - 1 - item.start)
         scored = prompt_logprobs(logits[skipped : len(targets)], targets[skipped:], num_top)
-        self._live[request.request_id].scored.extend(scored)
+        if any(math.isnan(token.logprob) for token in scored):
+            self._discard(
+                request, "The model's logits are not finite, so the prompt has no scores."
+            )
+            return
+        # Put at its place, not at the end: a preempted prompt comes by a second time.
+        place = item.start + skipped + 1 - max(1, request.params.prompt_logprobs_start)
+        self._live[request.request_id].scored[place:] = scored
 
     def _emit(
         self, item: ScheduledRequest, sampled: tuple[int, TokenLogprobs | None] | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions, Schedu
 from ramet.runtime.engine.core import EngineCore
 from ramet.runtime.engine.loading import load_core
 from ramet.runtime.engine.messages import GenerateRequest
-from ramet.runtime.request import FinishReason, RequestOutput, SamplingParams
+from ramet.runtime.request import FinishReason, RequestOutput, RequestStatus, SamplingParams
+from ramet.runtime.scheduler import ScheduleBatch
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4  # keys and values, layers, kv heads, head_dim, float32
 
@@ -265,6 +267,54 @@ def test_prompt_logprobs_from_a_position_on_leave_the_prefix_to_the_cache(
         assert driver.last(name).num_cached_tokens == min(start, 50) - 1
 
 
+def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_once(load: Load) -> None:
+    driver = load(num_tokens=132, max_model_len=128, max_num_batched_tokens=8)
+    for i in range(5):
+        driver.add(f"old-{i}", prompt(i, 5), max_tokens=60)
+    for _ in range(3):
+        driver.step()
+    driver.add("scored", prompt(9, 40), prompt_logprobs=1, max_tokens=2)
+    live, num_scored = driver.core._live["scored"], 0
+    while driver.core.stats().preemptions == 0:
+        num_scored = len(live.scored)
+        driver.step()
+    assert 0 < num_scored < 39 and live.request.status is RequestStatus.PREEMPTED
+    driver.run()
+    scored = [lp for output in driver.answers["scored"] for lp in output.prompt_logprobs]
+    assert [lp.token_id for lp in scored] == prompt(9, 40)[1:]
+    roomy = load()
+    roomy.add("scored", prompt(9, 40), prompt_logprobs=1, max_tokens=2)
+    roomy.run()
+    alone = [lp.logprob for output in roomy.answers["scored"] for lp in output.prompt_logprobs]
+    assert [lp.logprob for lp in scored] == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_a_prompt_with_broken_scores_ends_with_an_error_and_alone(
+    load: Load, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    wanted = load().generate(prompt(1, 10), max_tokens=12)
+    driver = load()
+    driver.add("good", prompt(1, 10), max_tokens=12)
+    driver.step()
+    driver.add("bad", prompt(2, 20), prompt_logprobs=1, max_tokens=max_tokens)
+    run = driver.core._runner.run
+
+    def broken(batch: ScheduleBatch) -> torch.Tensor:
+        logits, row = run(batch).clone(), 0
+        for item in batch.scheduled:
+            if item.scores_prompt:
+                logits[row + 3] = torch.nan
+            row += item.num_new_tokens if item.scores_prompt else item.samples
+        return logits
+
+    monkeypatch.setattr(driver.core._runner, "run", broken)
+    driver.run()
+    last = driver.last("bad")
+    assert last.finish_reason is FinishReason.ERROR and "not finite" in (last.error or "")
+    assert not last.prompt_logprobs and driver.tokens("good") == wanted
+
+
 def test_an_abort_frees_everything_within_one_step(load: Load) -> None:
     driver = load()
     for i in range(4):
@@ -308,6 +358,38 @@ def test_a_request_ends_at_its_time_limit(load: Load) -> None:
     assert "time limit" in (driver.last("late").error or "")
     driver.run()
     assert len(driver.tokens("free")) == 10
+
+
+def test_a_request_ends_at_its_time_limit_while_it_waits(load: Load) -> None:
+    driver = load(max_num_seqs=1)
+    now = 0.0
+    driver.core._clock = lambda: now
+    driver.add("runs", prompt(1, 10), max_tokens=40)
+    driver.add("waits", prompt(2, 10), max_tokens=4, timeout=5.0)
+    driver.step()
+    assert driver.core.stats().num_waiting == 1
+    now = 5.5
+    driver.step()
+    assert driver.last("waits").finish_reason is FinishReason.ABORT
+    assert driver.core.stats().num_waiting == 0
+    driver.run()
+    assert len(driver.tokens("runs")) == 40
+
+
+@pytest.mark.parametrize("fields", [{"priority": "high"}, {"timeout": float("nan")}])
+def test_a_request_that_cannot_be_taken_leaves_nothing_and_the_engine_goes_on(
+    load: Load, fields: dict[str, Any]
+) -> None:
+    wanted = load().generate(prompt(1, 10))
+    driver = load()
+    driver.add("good", prompt(1, 10), timeout=100.0)
+    driver.add("bad", prompt(2, 10), **fields)
+    driver.run()
+    assert driver.last("bad").finish_reason is FinishReason.ERROR
+    assert driver.tokens("good") == wanted
+    driver.add("bad", prompt(1, 10))
+    driver.run()
+    assert driver.tokens("bad") == wanted
 
 
 @pytest.mark.parametrize(
@@ -412,3 +494,24 @@ def test_damaged_accounting_is_quarantined_and_answers_stay_right(load: Load) ->
     driver.core.rest()
     assert driver.core.stats().quarantined_blocks > 0
     assert driver.generate(prompt(1, 40), max_tokens=12) == wanted
+
+
+def test_with_blocks_in_quarantine_only_what_does_not_fit_any_more_ends(load: Load) -> None:
+    wanted = load().generate(prompt(2, 10), max_tokens=30)
+    driver = load(num_tokens=132, max_model_len=128)
+    driver.generate(prompt(5, 60), max_tokens=4)
+    allocator = driver.core._cache._allocator
+    for block in [b for b, refs in enumerate(allocator._tree_refs) if refs][:10]:
+        allocator._tree_refs[block] += 3  # as a bug would leave it
+    driver.core._audited -= 1000
+    driver.core.rest()
+    assert driver.core.stats().quarantined_blocks == 10
+    driver.add("grows", prompt(1, 40), max_tokens=80)
+    driver.add("small", prompt(2, 10), max_tokens=30)
+    driver.add("big", prompt(3, 120), max_tokens=4)
+    driver.run(500)
+    assert driver.tokens("small") == wanted
+    for name in ("grows", "big"):
+        assert driver.last(name).finish_reason is FinishReason.ERROR
+        assert "does not fit" in (driver.last(name).error or "")
+    assert driver.generate(prompt(2, 10), max_tokens=30) == wanted
