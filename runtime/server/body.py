@@ -60,7 +60,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """`body` as a JSON object; raises InvalidRequest as `read_object` does."""
     try:
         value = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            body.decode("utf-8"), object_pairs_hook=_members, parse_constant=_Constant
         )
         if b"\\u" in body:
             # An escaped half of a surrogate pair parses, but is no text that could be encoded.
@@ -74,6 +74,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
+
+
+class _Constant:
+    """NaN or Infinity, which Python's parser knows and JSON does not, until its field is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 def convert(value: dict[str, Any], kind: type[T]) -> T:
@@ -100,14 +107,26 @@ def _invalid(text: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for {path!r}: {what[:1].lower()}{what[1:]}.", param=path)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         name = next(name for name in members if names.count(name) > 1)
         raise ValueError(f"the key {name[:100]!r} appears twice in one object")
+    for name, value in pairs:
+        constant = _constant_in(value)
+        if constant is not None:
+            raise InvalidRequest(
+                f"The body is not valid JSON: {name[:100]!r} has {constant.name}, which is not a "
+                "number in JSON.",
+                param=name[:100],
+            )
     return members
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
+def _constant_in(value: Any) -> _Constant | None:
+    if isinstance(value, _Constant):
+        return value
+    if isinstance(value, list) and not all(type(item) is int for item in value):
+        return next((found for item in value if (found := _constant_in(item))), None)
+    return None

@@ -93,7 +93,7 @@ class CompletionAnswer:
         self._names = TokenNames(
             context.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
-        self._logprobs = [CompletionLogprobs(self._names) for _ in job.params]
+        self._logprobs = [CompletionLogprobs(self._names, echo=bool(body.echo)) for _ in job.params]
         self._head: dict[str, Any] = {
             "id": f"cmpl-{body.request_id or body.rid or job.request_id}",
             "object": "text_completion",

@@ -10,7 +10,8 @@ likeliest carry the identical number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..request import TokenLogprobs
@@ -33,6 +34,27 @@ class TokenNames:
         """The token's text, U+FFFD where it is part of a character, markers by their name."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
+    def in_text(self, *, continues: bool) -> Callable[[int], str]:
+        """Names the tokens of one text in order, so that the names join to the text.
+
+        A token that leaves a character unfinished adds nothing, and the one that finishes it adds all
+        of it. Markers have their name, which the text may lack.
+
+        Args:
+            continues: the text goes on from other tokens, as in `Tokenizer.decode`.
+        """
+        if self._as_ids:
+            return self.name
+        reader = self._tokenizer.reader(continues=continues)
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def name(token_id: int) -> str:
+            if token_id in self._tokenizer.special_ids:
+                return self.name(token_id)
+            return utf8.decode(reader.read(token_id))
+
+        return name
+
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         """The token as chat shows it."""
         data = self._tokenizer.token_bytes(token_id)
@@ -54,11 +76,17 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[TokenLogprobs]) -> dict[st
 class CompletionLogprobs:
     """The `logprobs` of one completion choice, built piece by piece.
 
-    `text_offset` counts characters of the shown tokens from the start of the choice's text.
+    The tokens join to the choice's text, markers and an unfinished last character aside;
+    `text_offset` counts their characters from the start of it.
+
+    Args:
+        names: how tokens are shown.
+        echo: whether the text begins with the prompt, so that `echo` is called first.
     """
 
-    def __init__(self, names: TokenNames) -> None:
+    def __init__(self, names: TokenNames, *, echo: bool = False) -> None:
         self._names = names
+        self._name_in_text = names.in_text(continues=not echo)
         self._offset = 0
 
     def echo(self, prompt_ids: Sequence[int], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -90,7 +118,7 @@ class CompletionLogprobs:
         }
 
     def _append(self, shown: list[str], offsets: list[int], token_id: int) -> str:
-        name = self._names.name(token_id)
+        name = self._name_in_text(token_id)
         shown.append(name)
         offsets.append(self._offset)
         self._offset += len(name)
@@ -100,7 +128,9 @@ class CompletionLogprobs:
         top: dict[str, float] = {}
         for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
             # Fragments of characters can share a name: the likelier one keeps it.
-            top.setdefault(self._names.name(token_id), logprob)
+            top.setdefault(
+                name if token_id == token.token_id else self._names.name(token_id), logprob
+            )
         top[name] = token.logprob
         return top
 

@@ -27,8 +27,6 @@ JSON = {"content-type": "application/json"}
         b'{"prompt": "\xff"}',
         b'{"prompt": "x", "prompt": "y"}',
         b'{"prompt": "x", "metadata": {"a": 1, "a": 2}}',
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}',
         b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": "half a pair \\ud83d"}',
         b'{"prompt": "x", "request_id": "\\ud83d"}',
@@ -44,6 +42,22 @@ async def test_a_body_that_is_no_strict_json_object_is_a_400(
     error = response.json()["error"]
     assert response.status_code == 400 and error["type"] == "invalid_request_error"
     assert error["message"] and error["param"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (b'{"prompt": "x", "top_p": -Infinity}', "top_p"),
+        (b'{"prompt": "x", "stop_token_ids": [1, [Infinity]]}', "stop_token_ids"),
+        (b'{"prompt": "x", "logit_bias": {"5": NaN}}', "5"),
+    ],
+)
+async def test_a_number_that_json_does_not_have_is_a_400_that_names_its_field(
+    http: httpx.AsyncClient, body: bytes, param: str
+) -> None:
+    response = await http.post("/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
 
 
 async def test_a_whole_surrogate_pair_and_other_escapes_pass(

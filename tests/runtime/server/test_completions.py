@@ -92,6 +92,12 @@ async def test_echo_with_logprobs_scores_the_prompt(http: httpx.AsyncClient) -> 
     assert all(scores["top_logprobs"][1:]) and "prompt_logprobs" not in choice
 
 
+async def test_scored_tokens_join_to_the_echoed_text(http: httpx.AsyncClient) -> None:
+    (choice,) = (await complete(http, "naïve 🧪", logprobs=1, echo=True))["choices"]
+    assert choice["text"] == "naïve 🧪Hello there!"
+    assert "".join(choice["logprobs"]["tokens"]).removesuffix("<|im_end|>") == choice["text"]
+
+
 async def test_a_prompt_can_be_scored_alone(http: httpx.AsyncClient) -> None:
     answer = await complete(http, "abc", logprobs=1, echo=True, max_tokens=0)
     (choice,) = answer["choices"]

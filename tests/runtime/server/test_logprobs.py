@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ramet.runtime.request import TokenLogprobs
 from ramet.runtime.server.logprobs import (
     CompletionLogprobs,
@@ -31,6 +33,28 @@ def test_the_sampled_token_keeps_its_value_where_names_collide(tokenizer: Tokeni
     token = TokenLogprobs(second, -2.0, 2, (first, second), (-0.25, -2.0))
     lists = CompletionLogprobs(TokenNames(tokenizer)).extend([token])
     assert lists["top_logprobs"] == [{"\ufffd": -2.0}]
+
+
+@pytest.mark.parametrize("text", ["\n1. Carol has 20", "naïve 🧪", "日本 👩\u200d👧", " 삼겹살"])
+def test_tokens_join_to_the_text_and_offsets_count_it(tokenizer: Tokenizer, text: str) -> None:
+    prompt_ids, own = tokenizer.encode(text, False), tokenizer.encode(text[::-1], False)
+    scored = [TokenLogprobs(id_, -1.0, 1, (id_,), (-1.0,)) for id_ in (*prompt_ids, *own)]
+    builder = CompletionLogprobs(TokenNames(tokenizer), echo=True)
+    pieces = [builder.echo(prompt_ids, scored[1 : len(prompt_ids)])]
+    pieces += [builder.extend([token]) for token in scored[len(prompt_ids) :]]
+    lists = joined(pieces)
+    assert "".join(lists["tokens"]) == text + text[::-1]
+    before = [sum(map(len, lists["tokens"][:i])) for i in range(len(scored))]
+    assert lists["text_offset"] == before
+    for name, top in zip(lists["tokens"][1:], lists["top_logprobs"][1:], strict=True):
+        assert top == {name: -1.0}
+
+
+def test_a_marker_in_the_middle_of_a_character_keeps_its_name(tokenizer: Tokenizer) -> None:
+    first, second = tokenizer.encode("é", False)
+    tokens = [TokenLogprobs(id_, -1.0, 1, (), ()) for id_ in (first, 258, second)]
+    lists = CompletionLogprobs(TokenNames(tokenizer)).extend(tokens)
+    assert lists["tokens"] == ["", "<|im_end|>", "é"]
 
 
 def test_offsets_go_on_over_pieces(tokenizer: Tokenizer) -> None:
