@@ -5,6 +5,7 @@ handed in by constructor, never globals, so two of them can be compared in one p
 
     reference   readable torch, every device, the oracle of the tests      kernels/reference.py
     sdpa        the same, with torch's fused CPU attention                 kernels/sdpa.py
+    cpu         C++ for CPUs: float32 and bfloat16, exact in any batch     kernels/cpu/kernels.py
 
 Dims: num_tokens packed rows of all sequences, num_seqs sequences, num_slots = num_blocks * block_size.
 KV tensors are `[num_blocks, block_size, num_kv_heads, head_dim]`. Inputs are never written to, except
@@ -69,7 +70,7 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """One of `NAMES`."""
+        """One of `NAMES`, or "cpu"."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Prepare a weight `[out_features, in_features]` for `linear` and `embedding`.
@@ -207,4 +208,18 @@ def load(name: str, device: torch.device) -> Kernels:
         if device.type != "cpu":
             raise ValueError(f"kernels 'sdpa' run on cpu, not on {device}")
         return SdpaKernels()
-    raise ValueError(f"unknown kernels {name!r}; known are auto, {', '.join(NAMES)}")
+    if name == "cpu":
+        return _load_native(device)
+    raise ValueError(f"unknown kernels {name!r}; known are auto, {', '.join(NAMES)}, cpu")
+
+
+def _load_native(device: torch.device) -> Kernels:
+    if device.type != "cpu":
+        raise ValueError(f"kernels 'cpu' run on cpu, not on {device}")
+    try:
+        from .cpu.kernels import CpuKernels
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "kernels 'cpu' were not built; install again with a C++17 compiler present"
+        ) from error
+    return CpuKernels()

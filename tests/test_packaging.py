@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "radix": set(),
     "runtime": {"radix", "kernels"},
     "frontend_lang": {"runtime"},
-    "bench": {"radix"},
+    "bench": {"radix", "kernels"},
 }
 MAY_NOT_USE = {"radix": {"torch", "transformers", "fastapi"}}
 

@@ -1,0 +1,119 @@
+"""Times of the native CPU kernels: the products of one step of SmolLM2-135M, and its attention.
+
+    python -m ramet.bench.kernels_cpu [--isa amx] [--threads 2]
+
+Weights are as many as the model has, so that they come from memory as in a real step. The figures are
+the best and the median of short runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.ops import AttentionShape
+
+NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
+SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
+ROWS = (1, 4, 16, 32, 64, 128, 512)
+# (sequences, new tokens each, tokens of KV each)
+STEPS = ((1, 1, 2000), (32, 1, 200), (16, 1, 1550), (1, 512, 512), (1, 512, 2000))
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--isa", help="instruction set (default: the best)")
+    parser.add_argument("--threads", type=int, help="threads (default: physical cores)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    kernels = CpuKernels(isa=arguments.isa, num_threads=arguments.threads)
+    print(f"{kernels.isa}, {kernels.num_threads} threads, bfloat16")
+    products(kernels)
+    attention(kernels)
+
+
+def products(kernels: CpuKernels) -> None:
+    """The linear layers of a step, gate and up with their activation, and the head on up to 64 rows."""
+
+    def weight(out_features: int, in_features: int) -> torch.Tensor:
+        return torch.randn(out_features, in_features).to(torch.bfloat16)
+
+    layers = [
+        (
+            kernels.pack_linear(weight(5 * HIDDEN // 3, HIDDEN)),
+            kernels.pack_linear(weight(HIDDEN, HIDDEN)),
+            kernels.pack_gated_linear(weight(2 * MLP, HIDDEN)),
+            kernels.pack_linear(weight(HIDDEN, MLP)),
+        )
+        for _ in range(NUM_LAYERS)
+    ]
+    head = kernels.pack_linear(weight(VOCAB, HIDDEN))
+    num_weights = sum(w.in_features * w.out_features for layer in layers for w in layer)
+    for num_rows in ROWS:
+        x = torch.randn(num_rows, HIDDEN).to(torch.bfloat16)
+
+        def step(x: torch.Tensor = x) -> None:
+            for qkv, output, gate_up, down in layers:
+                kernels.linear(x, qkv)
+                kernels.linear(x, output)
+                kernels.linear(kernels.gated_linear(x, gate_up, "silu"), down)
+
+        def logits(x: torch.Tensor = x[:64]) -> None:
+            kernels.linear(x, head)
+
+        best, median = measure(step, 7)
+        head_best, head_median = measure(logits, 7)
+        print(
+            f"{num_rows:4} rows: layers {best * 1e3:7.2f} ms (median {median * 1e3:7.2f}), "
+            f"{2 * num_weights / best / 1e9:5.1f} GB/s, "
+            f"{2 * num_weights * num_rows / best / 1e12:5.2f} TFLOP/s; "
+            f"head {head_best * 1e3:5.2f} ms (median {head_median * 1e3:5.2f})"
+        )
+
+
+def attention(kernels: CpuKernels) -> None:
+    """Attention of all layers of a step."""
+    for num_seqs, num_new, kv_len in STEPS:
+        num_blocks = -(-kv_len // SHAPE.block_size)
+        tables = torch.randperm(num_seqs * num_blocks).view(num_seqs, num_blocks)
+        caches = torch.randn(
+            2, num_seqs * num_blocks, SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim
+        ).to(torch.bfloat16)
+        q = torch.randn(num_seqs * num_new, SHAPE.num_heads, SHAPE.head_dim).to(torch.bfloat16)
+        plan = kernels.plan_attention(
+            SHAPE,
+            cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32) * num_new,
+            kv_lens=torch.full((num_seqs,), kv_len, dtype=torch.int32),
+            block_tables=tables.to(torch.int32),
+        )
+
+        def layer() -> None:
+            kernels.attention(q, caches[0], caches[1], plan, scale=0.125)  # noqa: B023
+
+        best, median = measure(layer, 25)
+        print(
+            f"{num_seqs:3} sequences x {num_new:3} new of {kv_len:4}: "
+            f"{NUM_LAYERS} layers {best * NUM_LAYERS * 1e3:7.2f} ms "
+            f"(median {median * NUM_LAYERS * 1e3:7.2f})"
+        )
+
+
+def measure(run: Callable[[], None], times: int) -> tuple[float, float]:
+    """Best and median seconds of a call, after one that is not counted."""
+    run()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    seconds.sort()
+    return seconds[0], seconds[times // 2]
+
+
+if __name__ == "__main__":
+    main()

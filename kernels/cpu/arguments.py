@@ -1,0 +1,150 @@
+"""Tensors as the native module takes them: checked, dense where they must be, as addresses and codes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ops import ACTIVATIONS, PackedLinear
+from . import _native
+
+DTYPES = (torch.float32, torch.bfloat16)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
+
+
+class Rotation:
+    """Positions and the table of cosines and sines, checked and contiguous."""
+
+    def __init__(self, positions: torch.Tensor, cos_sin: torch.Tensor, x: torch.Tensor) -> None:
+        self.positions = int64(positions, "positions")
+        if self.positions.shape[0] != x.shape[0]:
+            raise ValueError(f"{self.positions.shape[0]} positions for {x.shape[0]} tokens")
+        if cos_sin.dtype != torch.float32 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > x.shape[2]:
+            raise ValueError(
+                f"cos_sin must be float32 [max_positions, rotary_dim <= {x.shape[2]}], not "
+                f"{cos_sin.dtype} {list(cos_sin.shape)}"
+            )
+        self.cos_sin = cos_sin.contiguous()
+
+
+def heads_job(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    rotation: Rotation | None = None,
+    slots: torch.Tensor | None = None,
+) -> _native.HeadsJob:
+    """A `HeadsJob` from x to out, whose rows are slots of a cache where there are slots."""
+    return _native.HeadsJob(
+        code_of(x),
+        code_of(out),
+        x.data_ptr(),
+        x.stride(0),
+        x.stride(1),
+        x.shape[1],
+        x.shape[2],
+        0 if rotation is None else rotation.cos_sin.shape[1],
+        0 if rotation is None else rotation.positions.data_ptr(),
+        0 if rotation is None else rotation.cos_sin.shape[0],
+        0 if rotation is None else rotation.cos_sin.data_ptr(),
+        address(slots),
+        0 if slots is None else out.shape[0] * out.shape[1],
+        out.data_ptr(),
+    )
+
+
+def code_of(tensor: torch.Tensor) -> int:
+    """The native code of its dtype.
+
+    Raises:
+        ValueError: another dtype, or not on the CPU.
+    """
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(f"cpu kernels compute float32 and bfloat16, not {tensor.dtype}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"cpu kernels take tensors on cpu, not on {tensor.device}")
+    return code
+
+
+def activation_code(name: str) -> int:
+    """The native code of an activation.
+
+    Raises:
+        ValueError: unknown.
+    """
+    code = _ACTIVATION_CODES.get(name)
+    if code is None:
+        raise ValueError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return code
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Where its elements are; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def packed(weight: PackedLinear) -> _native.PackedLinear:
+    """The native weight behind the protocol."""
+    assert isinstance(weight, _native.PackedLinear)
+    return weight
+
+
+def plain(weight: PackedLinear) -> _native.PackedLinear:
+    """The same, which must not be a gated one.
+
+    Raises:
+        ValueError: it is.
+    """
+    native = packed(weight)
+    if native.gated:
+        raise ValueError("a weight from pack_gated_linear is for gated_linear only")
+    return native
+
+
+def int64(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Contiguous `[num_tokens]` int64.
+
+    Raises:
+        ValueError: another dtype or number of dimensions.
+    """
+    if tensor.dtype != torch.int64 or tensor.dim() != 1:
+        raise ValueError(
+            f"{name} must be int64 [num_tokens], not {tensor.dtype} {list(tensor.shape)}"
+        )
+    return tensor.contiguous()
+
+
+def unit_stride(x: torch.Tensor) -> torch.Tensor:
+    """x itself if its last dimension is dense, else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def slots_of(slot_mapping: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The slots of k's tokens.
+
+    Raises:
+        ValueError: not int64, or not one for each token.
+    """
+    slots = int64(slot_mapping, "slot_mapping")
+    if slots.shape[0] != k.shape[0]:
+        raise ValueError(f"{slots.shape[0]} slots for {k.shape[0]} tokens")
+    return slots
+
+
+def check_caches(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, heads: tuple[int, ...] | torch.Size
+) -> None:
+    """See that both are contiguous `[num_blocks, block_size, *heads]` of one shape and dtype.
+
+    Raises:
+        ValueError: they are not.
+    """
+    for cache in (k_cache, v_cache):
+        if cache.dim() != 4 or cache.shape[2:] != tuple(heads) or not cache.is_contiguous():
+            raise ValueError(
+                f"a cache must be contiguous [num_blocks, block_size, {heads[0]}, {heads[1]}], not "
+                f"{list(cache.shape)}"
+            )
+    if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
+        raise ValueError("the caches of keys and values must have one shape and dtype")

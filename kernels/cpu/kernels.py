@@ -1,0 +1,409 @@
+"""`CpuKernels`: the ops of `ramet.kernels.ops` in native code, for CPUs.
+
+It owns checks of shapes and dtypes, and the results' memory; arithmetic is in src/. It knows float32 and
+bfloat16. On one machine, with one instruction set, a row's bits depend on that row alone, and a query's on
+its prefix alone: not on what else is in the batch, how a prompt was chunked, or the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..ops import AttentionPlan, AttentionShape, PackedLinear
+from . import _native
+from .arguments import (
+    DTYPES,
+    Rotation,
+    activation_code,
+    address,
+    check_caches,
+    code_of,
+    heads_job,
+    int64,
+    packed,
+    plain,
+    slots_of,
+    unit_stride,
+)
+from .cores import num_physical_cores
+
+
+class CpuPlan:
+    """One step's attention tasks, with the tables that they point into."""
+
+    def __init__(
+        self, native: _native.AttentionPlan, shape: AttentionShape, tables: tuple[torch.Tensor, ...]
+    ) -> None:
+        self.native = native
+        self.shape = shape
+        self.num_tokens = native.num_tokens
+        self._tables = tables
+
+
+class CpuKernels:
+    """The `Kernels` protocol in C++.
+
+    Args:
+        isa: instruction set, one of `_native.available_isas()`; None is the best of this processor.
+        num_threads: threads that compute, the caller's included; None is one per physical core.
+
+    Raises:
+        ValueError: the processor does not have that instruction set, or num_threads is below 1.
+    """
+
+    def __init__(self, *, isa: str | None = None, num_threads: int | None = None) -> None:
+        self.isa = _native.available_isas()[-1] if isa is None else isa
+        self.num_threads = num_physical_cores() if num_threads is None else num_threads
+        if self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self._native = _native.Engine(self.isa, self.num_threads)
+
+    @property
+    def name(self) -> str:
+        """Its name in `ops.load`."""
+        return "cpu"
+
+    def pack_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> _native.PackedLinear:
+        """See `Kernels.pack_linear`; copies the weight."""
+        return self._pack(weight, bias, gated=False)
+
+    def pack_gated_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> _native.PackedLinear:
+        """Prepare `[2 * n, in_features]`, gates first, for `gated_linear`.
+
+        Raises:
+            ValueError: as `pack_linear`, or the number of rows is odd.
+        """
+        return self._pack(weight, bias, gated=True)
+
+    def _pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
+    ) -> _native.PackedLinear:
+        if weight.dim() != 2:
+            raise ValueError(f"a weight must be a matrix, not {list(weight.shape)}")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"a bias of {list(bias.shape)} does not fit a weight of {list(weight.shape)}"
+            )
+        weight = weight.detach().contiguous()
+        bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+        return self._native.pack(
+            code_of(weight),
+            weight.data_ptr(),
+            address(bias),
+            weight.shape[0],
+            weight.shape[1],
+            gated,
+        )
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See `Kernels.linear`."""
+        return self._linear(x, plain(weight), None)
+
+    def add_linear(
+        self, x: torch.Tensor, weight: PackedLinear, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """`residual + linear(x, weight)` in one pass, with the same bits as the two.
+
+        `residual: [num_tokens, out_features]`.
+        """
+        return self._linear(x, plain(weight), residual)
+
+    def gated_linear(self, x: torch.Tensor, weight: PackedLinear, activation: str) -> torch.Tensor:
+        """`gated_activation(linear(x, weight), activation)` in one pass, with the same bits.
+
+        `weight` is from `pack_gated_linear`; the result is `[num_tokens, n]`.
+        """
+        native = packed(weight)
+        if not native.gated:
+            raise ValueError("the weight was not packed by pack_gated_linear")
+        x = self._checked_input(x, native)
+        out = x.new_empty((x.shape[0], native.out_features // 2))
+        self._native.linear(
+            native,
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            0,
+            0,
+            activation_code(activation),
+            out.data_ptr(),
+        )
+        return out
+
+    def _linear(
+        self, x: torch.Tensor, native: _native.PackedLinear, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        x = self._checked_input(x, native)
+        out = x.new_empty((x.shape[0], native.out_features))
+        stride = 0
+        if residual is not None:
+            if residual.shape != out.shape or residual.dtype != x.dtype:
+                raise ValueError(
+                    f"residual {list(residual.shape)} {residual.dtype} does not fit the result "
+                    f"{list(out.shape)} {x.dtype}"
+                )
+            residual = residual if residual.stride(-1) == 1 else residual.contiguous()
+            stride = residual.stride(0)
+        self._native.linear(
+            native,
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            address(residual),
+            stride,
+            0,
+            out.data_ptr(),
+        )
+        return out
+
+    def _checked_input(self, x: torch.Tensor, native: _native.PackedLinear) -> torch.Tensor:
+        if x.dim() != 2 or x.shape[1] != native.in_features:
+            raise ValueError(
+                f"x {list(x.shape)} does not fit a weight of {native.in_features} columns"
+            )
+        if code_of(x) != native.dtype:
+            raise ValueError(f"x is {x.dtype}, the weight is not")
+        return x if x.stride(1) == 1 else x.contiguous()
+
+    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See `Kernels.embedding`.
+
+        Raises:
+            IndexError: a token id is not a row of the weight.
+        """
+        native = packed(weight)
+        token_ids = int64(token_ids, "token_ids")
+        out = torch.empty((token_ids.shape[0], native.in_features), dtype=DTYPES[native.dtype])
+        self._native.embedding(native, token_ids.data_ptr(), token_ids.shape[0], out.data_ptr())
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return self._norm(x, None, weight, eps)[0]
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.add_rms_norm`."""
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(
+                f"residual {list(residual.shape)} {residual.dtype} does not fit x "
+                f"{list(x.shape)} {x.dtype}"
+            )
+        return self._norm(x, residual.contiguous(), weight, eps)
+
+    def _norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        row_size = x.shape[-1]
+        if weight.shape != (row_size,) or weight.dtype != torch.float32:
+            raise ValueError(
+                f"the norm's weight must be float32 [{row_size}], not {weight.dtype} "
+                f"{list(weight.shape)}"
+            )
+        if x.dim() not in (2, 3) or x.stride(-1) != 1:
+            x = x.contiguous()
+        weight = weight.contiguous()
+        num_inner = x.shape[1] if x.dim() == 3 else 1
+        outer, inner = (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
+        if x.dim() not in (2, 3):
+            outer = row_size
+        out = torch.empty(x.shape, dtype=x.dtype)
+        total = out if residual is None else torch.empty_like(out)
+        num_rows = x.numel() // row_size
+        self._native.norm(
+            code_of(x),
+            x.data_ptr(),
+            outer,
+            inner,
+            max(1, num_inner),
+            num_rows,
+            address(residual),
+            0 if residual is None else total.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            row_size,
+            out.data_ptr(),
+        )
+        return out, total
+
+    def gated_activation(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See `Kernels.gated_activation`."""
+        code = activation_code(activation)
+        if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+            raise ValueError(f"gate_up must be [num_tokens, 2 * n], not {list(gate_up.shape)}")
+        gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+        num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((num_rows, num_columns))
+        self._native.gate(
+            code_of(gate_up),
+            gate_up.data_ptr(),
+            gate_up.stride(0),
+            code,
+            num_rows,
+            num_columns,
+            out.data_ptr(),
+        )
+        return out
+
+    def rotary_embedding(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.rotary_embedding`."""
+        rotation = Rotation(positions, cos_sin, q)
+        q, k = unit_stride(q), unit_stride(k)
+        out_q, out_k = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k))
+        self._native.heads(
+            [heads_job(q, out_q, rotation=rotation), heads_job(k, out_k, rotation=rotation)],
+            q.shape[0],
+        )
+        return out_q, out_k
+
+    def store_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """See `Kernels.store_kv`."""
+        check_caches(k_cache, v_cache, k.shape[1:])
+        slots = slots_of(slot_mapping, k)
+        k, v = unit_stride(k), unit_stride(v)
+        self._native.heads(
+            [heads_job(k, k_cache, slots=slots), heads_job(v, v_cache, slots=slots)], k.shape[0]
+        )
+
+    def rotary_store_kv(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """`rotary_embedding` and `store_kv` of its k in one pass, with the same bits.
+
+        Returns:
+            The rotated q.
+        """
+        check_caches(k_cache, v_cache, k.shape[1:])
+        rotation = Rotation(positions, cos_sin, q)
+        slots = slots_of(slot_mapping, k)
+        q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._native.heads(
+            [
+                heads_job(q, out, rotation=rotation),
+                heads_job(k, k_cache, rotation=rotation, slots=slots),
+                heads_job(v, v_cache, slots=slots),
+            ],
+            q.shape[0],
+        )
+        return out
+
+    def plan_attention(
+        self,
+        shape: AttentionShape,
+        *,
+        cu_seqlens: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+    ) -> CpuPlan:
+        """See `Kernels.plan_attention`; the tables must stay as they are while the plan is used."""
+        for name, tensor, dims in (
+            ("cu_seqlens", cu_seqlens, 1),
+            ("kv_lens", kv_lens, 1),
+            ("block_tables", block_tables, 2),
+        ):
+            if tensor.dtype != torch.int32 or tensor.dim() != dims:
+                raise ValueError(
+                    f"{name} must be int32 with {dims} dimension(s), not {tensor.dtype} "
+                    f"{list(tensor.shape)}"
+                )
+        num_seqs = kv_lens.shape[0]
+        if cu_seqlens.shape[0] != num_seqs + 1 or block_tables.shape[0] != num_seqs:
+            raise ValueError(
+                f"cu_seqlens {list(cu_seqlens.shape)} and block_tables {list(block_tables.shape)} "
+                f"must have {num_seqs + 1} and {num_seqs} rows for {num_seqs} kv_lens"
+            )
+        tables = tuple(tensor.contiguous() for tensor in (cu_seqlens, kv_lens, block_tables))
+        native = self._native.plan(
+            tables[0].data_ptr(),
+            tables[1].data_ptr(),
+            tables[2].data_ptr(),
+            num_seqs,
+            block_tables.shape[1],
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+        )
+        return CpuPlan(native, shape, tables)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.attention`."""
+        assert isinstance(plan, CpuPlan)
+        shape = plan.shape
+        if q.shape != (plan.num_tokens, shape.num_heads, shape.head_dim):
+            raise ValueError(
+                f"q {list(q.shape)} is not the plan's {plan.num_tokens} rows of {shape}"
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"window must be at least 1, not {window}")
+        check_caches(k_cache, v_cache, (shape.num_kv_heads, shape.head_dim))
+        if k_cache.shape[1] != shape.block_size:
+            raise ValueError(
+                f"the cache's blocks are of {k_cache.shape[1]}, not {shape.block_size}"
+            )
+        q = unit_stride(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        self._native.attention(
+            plan.native,
+            code_of(q),
+            q.data_ptr(),
+            q.stride(0),
+            q.stride(1),
+            code_of(k_cache),
+            k_cache.shape[0],
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            scale,
+            softcap or 0.0,
+            window or 0,
+            out.data_ptr(),
+            lse.data_ptr(),
+        )
+        return out, lse
+
+    def merge_states(
+        self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernels.merge_states`."""
+        lse = torch.logaddexp(lse_a, lse_b)
+        # Both sets empty: any finite reference makes both weights exp(-inf) = 0.
+        reference = lse.masked_fill(lse == -math.inf, 0.0)
+        weight_a = torch.exp(lse_a - reference).unsqueeze(-1)
+        weight_b = torch.exp(lse_b - reference).unsqueeze(-1)
+        return (weight_a * out_a.float() + weight_b * out_b.float()).to(out_a.dtype), lse

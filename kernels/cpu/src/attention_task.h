@@ -1,0 +1,55 @@
+// One task of attention: some query tokens of one KV head over some splits of the keys.
+//
+// A split is kSplit positions at a multiple of kSplit. A split gives every row that sees into it a partial
+// result (sum of weighted values, maximum score, sum of weights); partial results are folded in
+// rising order of splits. The arithmetic of a row depends on its position alone, so any division of
+// rows and splits into tasks gives the same bits.
+#pragma once
+
+#include "common.h"
+
+namespace ramet {
+
+struct QueryToken {
+    std::int32_t row;          // of q
+    std::int32_t position;     // in its sequence
+    std::int32_t first_split;  // that it sees into
+    std::int32_t partial;      // index of its first partial result, or -1: its task has all its splits
+};
+
+struct AttentionTask {
+    // The layer.
+    DType q_dtype, kv_dtype;
+    const void* q;  // [num_tokens, num_heads, head_dim]
+    std::int64_t q_token_stride, q_head_stride;
+    const void* k_cache;  // [num_slots, num_kv_heads, head_dim]
+    const void* v_cache;
+    int num_heads, num_kv_heads, head_dim, block_size;
+    float scale;
+    float softcap;  // 0: none
+    int window;     // positions that a query sees, its own included; INT_MAX: all
+    void* out;      // [num_tokens, num_heads, head_dim], contiguous, of q's dtype
+    float* lse;     // [num_tokens, num_heads]
+    float* partials;
+
+    // The task.
+    const QueryToken* tokens;
+    int num_tokens;
+    const std::int32_t* block_table;
+    int first_split, last_split;
+    int kv_head;
+};
+
+static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGroup) * kGroup; }
+
+// Floats of one partial result: weighted values, maximum, sum of weights, padding.
+static inline std::size_t partial_size(int head_dim) { return padded_head_dim(head_dim) + kHalf; }
+
+static inline float* partial_of(const AttentionTask& task, const QueryToken& token, int split,
+                                int head) {
+    const std::size_t index =
+        static_cast<std::size_t>(token.partial + split - token.first_split) * task.num_heads + head;
+    return task.partials + index * partial_size(task.head_dim);
+}
+
+}  // namespace ramet

@@ -1,0 +1,115 @@
+#include "dense_ops.h"
+
+namespace ramet {
+namespace {
+
+// Elements below which handing work to other threads costs more than it saves.
+constexpr std::int64_t kMinElements = 1 << 14;
+// Activations of one row block: they stay in a core's second-level cache while panels pass by.
+constexpr std::size_t kRowBlockBytes = std::size_t{768} << 10;
+constexpr int kTasksPerThread = 4;
+
+// body(first, last) over [0, n) in pieces of at least min_piece.
+template <class Body>
+void split_range(ThreadPool& pool, int n, int min_piece, const Body& body) {
+    const int piece = larger(min_piece, ceil_div(n, pool.size() * kTasksPerThread));
+    pool.run(ceil_div(n, piece), [&](int task, int) {
+        body(task * piece, smaller(n, (task + 1) * piece));
+    });
+}
+
+int rows_per_piece(std::int64_t row_size) {
+    return static_cast<int>(larger<std::int64_t>(1, kMinElements / row_size));
+}
+
+template <class T>
+void pack_row(const T* source, int row, int in_features, T* packed) {
+    const int num_groups = ceil_div(in_features, kGroup);
+    T* target = packed + activation_offset(row, 0, num_groups);
+    for (int group = 0; group < num_groups; ++group) {
+        const int left = in_features - group * kGroup;
+        if (left >= kGroup) {
+            std::memcpy(target, source, kGroup * sizeof(T));
+        } else {
+            std::memcpy(target, source, left * sizeof(T));
+            std::memset(target + left, 0, (kGroup - left) * sizeof(T));
+        }
+        source += kGroup;
+        target += kTileRows * kGroup;
+    }
+}
+
+template <class T>
+void pack_activations(ThreadPool& pool, const LinearCall& call, int in_features, void* packed) {
+    split_range(pool, call.num_rows, rows_per_piece(in_features), [&](int first, int last) {
+        for (int row = first; row < last; ++row) {
+            pack_row(static_cast<const T*>(call.x) + row * call.x_stride, row, in_features,
+                     static_cast<T*>(packed));
+        }
+    });
+}
+
+}  // namespace
+
+void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call) {
+    if (call.num_rows == 0) return;
+    ThreadPool& pool = compute.pool;
+    const std::size_t size = dtype_size(weight.dtype());
+    const std::size_t row_bytes = static_cast<std::size_t>(weight.num_groups()) * kGroup * size;
+    const int num_columns =
+        call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
+    void* packed = pool.activations().reserve(ceil_div(call.num_rows, kTileRows) * kTileRows *
+                                              row_bytes);
+    if (weight.dtype() == DType::bf16) {
+        pack_activations<bf16>(pool, call, weight.in_features(), packed);
+    } else {
+        pack_activations<float>(pool, call, weight.in_features(), packed);
+    }
+    const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
+                        call.num_rows,  num_columns,     weight.bias(),   call.residual,
+                        call.residual_stride, call.activation, call.out, num_columns};
+
+    const int block_rows = static_cast<int>(
+        larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
+    const int num_blocks = ceil_div(call.num_rows, block_rows);
+    const int num_panels = weight.num_panels();
+    const int panels = larger(1, num_panels / (pool.size() * kTasksPerThread));
+    const int num_pieces = ceil_div(num_panels, panels);
+    pool.run(num_blocks * num_pieces, [&](int task, int) {
+        const int block = task / num_pieces, first_panel = task % num_pieces * panels;
+        compute.kernels.linear(job, first_panel, smaller(num_panels, first_panel + panels),
+                               block * block_rows,
+                               smaller(call.num_rows, (block + 1) * block_rows));
+    });
+}
+
+void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,
+                   int num_tokens, void* out) {
+    const std::size_t row_bytes = weight.in_features() * dtype_size(weight.dtype());
+    split_range(compute.pool, num_tokens, rows_per_piece(weight.in_features()),
+                [&](int first, int last) {
+                    for (int i = first; i < last; ++i) {
+                        weight.unpack_row(token_ids[i], static_cast<std::byte*>(out) + i * row_bytes);
+                    }
+                });
+}
+
+void run_norm(const Compute& compute, const NormJob& job, int num_rows) {
+    split_range(compute.pool, num_rows, rows_per_piece(job.row_size),
+                [&](int first, int last) { compute.kernels.norm(job, first, last); });
+}
+
+void run_gate(const Compute& compute, const GateJob& job, int num_rows) {
+    split_range(compute.pool, num_rows, rows_per_piece(job.num_columns),
+                [&](int first, int last) { compute.kernels.gate(job, first, last); });
+}
+
+void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens) {
+    std::int64_t row_size = 0;
+    for (int i = 0; i < num_jobs; ++i) row_size += jobs[i].num_heads * jobs[i].head_dim;
+    split_range(compute.pool, num_tokens, rows_per_piece(row_size), [&](int first, int last) {
+        for (int i = 0; i < num_jobs; ++i) compute.kernels.heads(jobs[i], first, last);
+    });
+}
+
+}  // namespace ramet

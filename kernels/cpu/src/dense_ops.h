@@ -1,0 +1,38 @@
+// Linear layers and elementwise ops over all threads: cuts a job into tasks. It decides who computes
+// what, never how; the results do not depend on it.
+#pragma once
+
+#include "kernel_table.h"
+#include "packed_linear.h"
+#include "threads.h"
+
+namespace ramet {
+
+struct Compute {
+    const KernelTable& kernels;
+    ThreadPool& pool;
+};
+
+struct LinearCall {
+    const void* x;  // [num_rows, in_features] of the weight's dtype
+    std::int64_t x_stride;
+    int num_rows;
+    const void* residual;  // see LinearJob
+    std::int64_t residual_stride;
+    Activation activation;  // none unless the weight is gated
+    void* out;              // contiguous
+};
+
+void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call);
+
+void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,
+                   int num_tokens, void* out);
+
+void run_norm(const Compute& compute, const NormJob& job, int num_rows);
+
+void run_gate(const Compute& compute, const GateJob& job, int num_rows);
+
+// Several jobs over the same tokens as one pass.
+void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens);
+
+}  // namespace ramet

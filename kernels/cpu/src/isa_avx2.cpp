@@ -1,0 +1,28 @@
+#if defined(__x86_64__)
+
+#include "attention_range.h"
+#include "elementwise_range.h"
+#include "linear_range.h"
+#include "matmul_vector.h"
+#include "simd_avx2.h"
+
+namespace ramet {
+
+const KernelTable& avx2_kernels() {
+    using Simd = Avx2Simd;
+    using Matmul = VectorMatmul<Simd>;
+    static constexpr KernelTable table = {
+        LinearRange<Simd, Matmul>::run,
+        ElementwiseRange<Simd>::norm,
+        ElementwiseRange<Simd>::gate,
+        ElementwiseRange<Simd>::heads,
+        Attention<Simd, Matmul>::scratch_size,
+        Attention<Simd, Matmul>::attend,
+        Attention<Simd, Matmul>::merge,
+    };
+    return table;
+}
+
+}  // namespace ramet
+
+#endif

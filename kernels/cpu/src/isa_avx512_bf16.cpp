@@ -1,0 +1,28 @@
+#if defined(__x86_64__)
+
+#include "attention_range.h"
+#include "elementwise_range.h"
+#include "linear_range.h"
+#include "matmul_vector.h"
+#include "simd_avx512.h"
+
+namespace ramet {
+
+const KernelTable& avx512_bf16_kernels() {
+    using Simd = Avx512Simd;
+    using Matmul = VectorMatmul<Simd>;
+    static constexpr KernelTable table = {
+        LinearRange<Simd, Matmul>::run,
+        ElementwiseRange<Simd>::norm,
+        ElementwiseRange<Simd>::gate,
+        ElementwiseRange<Simd>::heads,
+        Attention<Simd, Matmul>::scratch_size,
+        Attention<Simd, Matmul>::attend,
+        Attention<Simd, Matmul>::merge,
+    };
+    return table;
+}
+
+}  // namespace ramet
+
+#endif

@@ -1,0 +1,24 @@
+#include "attention_range.h"
+#include "elementwise_range.h"
+#include "linear_range.h"
+#include "matmul_vector.h"
+#include "simd_portable.h"
+
+namespace ramet {
+
+const KernelTable& portable_kernels() {
+    using Simd = PortableSimd;
+    using Matmul = VectorMatmul<Simd>;
+    static constexpr KernelTable table = {
+        LinearRange<Simd, Matmul>::run,
+        ElementwiseRange<Simd>::norm,
+        ElementwiseRange<Simd>::gate,
+        ElementwiseRange<Simd>::heads,
+        Attention<Simd, Matmul>::scratch_size,
+        Attention<Simd, Matmul>::attend,
+        Attention<Simd, Matmul>::merge,
+    };
+    return table;
+}
+
+}  // namespace ramet

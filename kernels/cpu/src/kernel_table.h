@@ -1,0 +1,83 @@
+// What one instruction set provides: plain functions on pointers, single-threaded, over a range of a job.
+//
+// A job describes a whole op; drivers (linear.cpp, elementwise.cpp, attention.cpp) cut it into ranges.
+#pragma once
+
+#include "common.h"
+
+namespace ramet {
+
+// out = epilogue(activations x weight). Element types are all `dtype`, bias excepted.
+struct LinearJob {
+    DType dtype;
+    const void* activations;  // packed: [row tiles][groups][16][32]
+    const void* weight;       // packed: panels of [groups][...], see pack.h
+    int num_groups;
+    int num_rows;
+    int num_columns;         // of out
+    const float* bias;       // [panels * 32] in packed order, or null
+    const void* residual;    // [num_rows, num_columns], or null: added to the rounded product
+    std::int64_t residual_stride;
+    // With an activation, a panel is 16 gate columns and 16 up columns, and makes 16 columns of out.
+    Activation activation;
+    void* out;
+    std::int64_t out_stride;
+};
+
+// Rows are addressed as [outer, inner]: row r is (r / num_inner, r % num_inner). Strides in elements.
+struct NormJob {
+    DType dtype;
+    const void* x;
+    std::int64_t x_outer_stride, x_inner_stride;
+    int num_inner;
+    const void* residual;  // contiguous like out, or null
+    void* total;           // residual + x, contiguous; null without residual
+    const float* weight;
+    float eps;
+    int row_size;
+    void* out;  // contiguous
+};
+
+struct GateJob {
+    DType dtype;
+    const void* gate_up;  // [num_rows, 2 * num_columns]
+    std::int64_t stride;
+    Activation activation;
+    int num_columns;
+    void* out;  // [num_rows, num_columns], contiguous
+};
+
+// Heads of every token, their first rotary_dim dims rotated, written to row slots[token] of out (row
+// `token` without slots). With rotary_dim 0 it is a copy.
+struct HeadsJob {
+    DType dtype, out_dtype;  // rounded to dtype first
+    const void* x;           // [num_tokens, num_heads, head_dim]
+    std::int64_t token_stride, head_stride;
+    int num_heads, head_dim, rotary_dim;
+    const std::int64_t* positions;
+    std::int64_t max_positions;
+    const float* cos_sin;  // [max_positions, rotary_dim]
+    const std::int64_t* slots;
+    std::int64_t num_slots;  // rows of out, where there are slots
+    void* out;  // rows of [num_heads, head_dim], contiguous
+};
+
+struct AttentionTask;  // attention_task.h
+
+struct KernelTable {
+    void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);
+    void (*norm)(const NormJob&, int first_row, int last_row);
+    void (*gate)(const GateJob&, int first_row, int last_row);
+    void (*heads)(const HeadsJob&, int first_token, int last_token);
+    std::size_t (*attention_scratch)(int head_dim);
+    void (*attend)(const AttentionTask&, void* scratch);
+    void (*merge)(const AttentionTask&, void* scratch);
+};
+
+const KernelTable& portable_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& avx512_bf16_kernels();
+const KernelTable& amx_kernels();
+
+}  // namespace ramet

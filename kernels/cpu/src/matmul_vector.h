@@ -1,0 +1,97 @@
+// The matrix microkernel in vectors: every element of the result is one running sum over the reduced
+// dimension in rising order, whatever the number of rows.
+#pragma once
+
+#include "common.h"
+
+namespace ramet {
+namespace {
+
+template <class S>
+struct VectorMatmul {
+    // c[m, 32] (stride ldc) = a x b for m <= 32 rows of packed activations and one panel.
+    // a_tile_stride: elements from one tile of 16 rows to the next. more: c holds the sums over the
+    // groups before these, and the sums go on from there. Rows of c past m hold rubbish.
+    template <class T>
+    static void block(const T* a, std::size_t a_tile_stride, const T* b, int num_groups, float* c,
+                      std::size_t ldc, int m, bool more = false) {
+        for (int row = 0; row < m;) {
+            const T* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
+            const int left = smaller(m - row, kTileRows - row % kTileRows);
+            float* target = c + row * ldc;
+            if (left >= kRows) {
+                rows<T, kRows>(tile, b, num_groups, target, ldc, more);
+                row += kRows;
+            } else if (left >= 2) {
+                rows<T, 2>(tile, b, num_groups, target, ldc, more);
+                row += 2;
+            } else {
+                rows<T, 1>(tile, b, num_groups, target, ldc, more);
+                row += 1;
+            }
+        }
+    }
+
+    // Called before and after a run of blocks.
+    static void begin() {}
+    static void end() {}
+
+  private:
+    // As many sums as the registers hold: 32 of them with AVX-512, 16 otherwise.
+    static constexpr int kRows = S::W == 16 ? 8 : 4;
+    static constexpr int kVectors = 2;
+    static constexpr int kSpan = kVectors * S::W;
+
+    template <class T, int R>
+    static void rows(const T* a, const T* b, int num_groups, float* c, std::size_t ldc,
+                     bool more) {
+        for (int column = 0; column < kPanel; column += kSpan) {
+            typename S::Reg sum[R][kVectors];
+            for (int r = 0; r < R; ++r) {
+                for (int v = 0; v < kVectors; ++v) {
+                    sum[r][v] = more ? S::load(c + r * ldc + column + v * S::W) : S::zero();
+                }
+            }
+            for (int group = 0; group < num_groups; ++group) {
+                step<R>(sum, a + group * kTileRows * kGroup, b + group * kGroup * kPanel, column);
+            }
+            for (int r = 0; r < R; ++r) {
+                for (int v = 0; v < kVectors; ++v) {
+                    S::store(c + r * ldc + column + v * S::W, sum[r][v]);
+                }
+            }
+        }
+    }
+
+    template <int R>
+    static void step(typename S::Reg (&sum)[R][kVectors], const bf16* a, const bf16* b, int column) {
+        for (int pair = 0; pair < kGroup / 2; ++pair) {
+            typename S::Pairs w[kVectors];
+            for (int v = 0; v < kVectors; ++v) {
+                const int first = column + v * S::W;
+                w[v] = S::load_pairs(b + first / kHalf * (kGroup * kHalf) + pair * kPanel +
+                                     first % kHalf * 2);
+            }
+            for (int r = 0; r < R; ++r) {
+                const auto x = S::set1_pair(a + r * kGroup + 2 * pair);
+                for (int v = 0; v < kVectors; ++v) sum[r][v] = S::dot(sum[r][v], x, w[v]);
+            }
+        }
+    }
+
+    template <int R>
+    static void step(typename S::Reg (&sum)[R][kVectors], const float* a, const float* b,
+                     int column) {
+        for (int k = 0; k < kGroup; ++k) {
+            typename S::Reg w[kVectors];
+            for (int v = 0; v < kVectors; ++v) w[v] = S::load(b + k * kPanel + column + v * S::W);
+            for (int r = 0; r < R; ++r) {
+                const auto x = S::set1(a[r * kGroup + k]);
+                for (int v = 0; v < kVectors; ++v) sum[r][v] = S::fma(x, w[v], sum[r][v]);
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace ramet

@@ -1,0 +1,125 @@
+// Vectors of sixteen floats with AVX-512 (F, DQ, BW, VL), and with BF16 where the compiler is told so.
+#pragma once
+
+#include <immintrin.h>
+
+#include "common.h"
+
+namespace ramet {
+namespace {
+
+struct Avx512Simd {
+    static constexpr int W = 16;
+    using Reg = __m512;
+    using Words = __m512i;
+
+    static Reg zero() { return _mm512_setzero_ps(); }
+    static Reg set1(float x) { return _mm512_set1_ps(x); }
+    static Reg load(const float* p) { return _mm512_loadu_ps(p); }
+    static Reg load(const bf16* p) {
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    }
+    static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
+    static void store(bf16* p, Reg a) {
+#if defined(__AVX512BF16__)
+        const __m256i packed = (__m256i)_mm512_cvtneps_pbh(a);
+#else
+        const Words bits = _mm512_castps_si512(a);
+        const Words odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        const Words bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        const Words rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+        const Words nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+        const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+        const __m256i packed = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, nan));
+#endif
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+    }
+    static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+    static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+    static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+    static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+    static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+    static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+    static Reg min(Reg a, Reg b) { return _mm512_min_ps(a, b); }
+    static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
+    static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
+    static Reg round(Reg x) {
+        return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    }
+    static Reg scale_by_power(Reg a, Reg n) {
+        const __mmask16 normal = _mm512_cmp_ps_mask(n, set1(-126.0f), _CMP_NLT_UQ);
+        return _mm512_maskz_scalef_ps(normal, a, n);
+    }
+
+#if defined(__AVX512BF16__)
+    using Pairs = Words;
+    static Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+    static Pairs set1_pair(const bf16* p) {
+        int bits;
+        std::memcpy(&bits, p, sizeof bits);
+        return _mm512_set1_epi32(bits);
+    }
+    static Reg dot(Reg sum, Pairs a, Pairs b) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+    }
+#else
+    struct Pairs {
+        __m512 low, high;
+    };
+    static Pairs split(Words pairs) {
+        const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+                _mm512_castsi512_ps(_mm512_and_si512(pairs, mask))};
+    }
+    static Pairs load_pairs(const bf16* p) { return split(_mm512_loadu_si512(p)); }
+    static Pairs set1_pair(const bf16* p) {
+        int bits;
+        std::memcpy(&bits, p, sizeof bits);
+        return split(_mm512_set1_epi32(bits));
+    }
+    static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
+#endif
+
+    // Four rounds, each exchanging halves at half the distance of the one before.
+    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out,
+                            std::size_t stride) {
+        Words a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
+        for (int i = 0; i < 16; i += 2) {
+            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < 16; i += 4) {
+            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+        }
+        for (int i = 0; i < 4; ++i) {
+            b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
+            b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+            b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+            b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        }
+        for (int i = 0; i < 4; ++i) {
+            _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
+            _mm512_storeu_si512(out + (i + 4) * stride,
+                                _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
+            _mm512_storeu_si512(out + (i + 8) * stride,
+                                _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
+            _mm512_storeu_si512(out + (i + 12) * stride,
+                                _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+        }
+    }
+    static void interleave16(const bf16* a, const bf16* b, bf16* out) {
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
+        const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
+        const Words low = _mm512_cvtepu16_epi32(x);
+        const Words high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16);
+        _mm512_storeu_si512(out, _mm512_or_si512(low, high));
+    }
+};
+
+}  // namespace
+}  // namespace ramet

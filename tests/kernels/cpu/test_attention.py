@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from ramet.kernels.cpu.kernels import CpuKernels, CpuPlan
+from ramet.kernels.ops import AttentionShape
+from ramet.kernels.reference import ReferenceKernels
+
+OPTIONS: list[dict[str, float | int]] = [
+    {},
+    {"window": 1},
+    {"window": 70},
+    {"softcap": 3.0},
+    {"window": 200, "softcap": 20.0},
+]
+SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, block_size=16)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Sequences in a paged cache of shuffled blocks, with the queries of their last positions."""
+
+    shape: AttentionShape
+    num_queries: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_tables: torch.Tensor
+
+    def rows(self, seq: int) -> slice:
+        start = sum(self.num_queries[:seq])
+        return slice(start, start + self.num_queries[seq])
+
+    def part(self, seqs: list[int], num_queries: list[int], skipped: list[int]) -> Step:
+        """Of each sequence, `num_queries` queries after its first `skipped` ones."""
+        rows = [
+            self.q[self.rows(seq)][skip : skip + count]
+            for seq, count, skip in zip(seqs, num_queries, skipped, strict=True)
+        ]
+        kv_lens = [
+            self.kv_lens[seq] - self.num_queries[seq] + skip + count
+            for seq, count, skip in zip(seqs, num_queries, skipped, strict=True)
+        ]
+        return Step(
+            self.shape,
+            tuple(num_queries),
+            tuple(kv_lens),
+            torch.cat(rows),
+            self.k_cache,
+            self.v_cache,
+            self.block_tables[seqs],
+        )
+
+    def run(
+        self, kernels: CpuKernels | ReferenceKernels, **options: float | int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = torch.tensor((0, *self.num_queries)).cumsum(0).to(torch.int32)
+        plan = kernels.plan_attention(
+            self.shape,
+            cu_seqlens=starts,
+            kv_lens=torch.tensor(self.kv_lens, dtype=torch.int32),
+            block_tables=self.block_tables,
+        )
+        window, softcap = options.get("window"), options.get("softcap")
+        return kernels.attention(
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            plan,
+            scale=self.shape.head_dim**-0.5,
+            window=None if window is None else int(window),
+            softcap=softcap,
+        )
+
+
+def make_step(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    num_queries: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    shape: AttentionShape = SHAPE,
+    cache_dtype: torch.dtype | None = None,
+) -> Step:
+    counts = [-(-kv_len // shape.block_size) for kv_len in kv_lens]
+    ids = torch.randperm(sum(counts) + 2, generator=generator).to(torch.int32)
+    # Past a sequence's end the table is rubbish, which must not be read.
+    tables = torch.full((len(kv_lens), max(counts) + 1), 1 << 30, dtype=torch.int32)
+    for seq, count in enumerate(counts):
+        tables[seq, :count], ids = ids[:count], ids[count:]
+    cache_shape = (2, sum(counts) + 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    caches = torch.randn(cache_shape, generator=generator).to(cache_dtype or dtype)
+    q = torch.randn(sum(num_queries), shape.num_heads, shape.head_dim, generator=generator)
+    return Step(shape, num_queries, kv_lens, q.to(dtype), caches[0], caches[1], tables)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """bfloat16: the weights of the values are rounded to 8 bits, then the result is."""
+    rtol, atol = 2e-5, 2e-5
+    if dtype == torch.bfloat16:
+        rtol, atol = 1e-2, 1e-2
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+def check(
+    kernels: CpuKernels, reference: ReferenceKernels, step: Step, **options: float | int
+) -> None:
+    out, lse = step.run(kernels, **options)
+    wide = replace(
+        step,
+        q=step.q.float(),
+        k_cache=step.k_cache.float(),
+        v_cache=step.v_cache.float(),
+        block_tables=step.block_tables.where(step.block_tables < 1 << 30, 0),
+    )
+    expected, expected_lse = wide.run(reference, **options)
+    assert out.dtype == step.q.dtype
+    assert_near(out.float(), expected, step.q.dtype)
+    torch.testing.assert_close(lse, expected_lse, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_ragged_batches_match_the_reference(
+    kernels: CpuKernels,
+    reference: ReferenceKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    options: dict[str, float | int],
+) -> None:
+    step = make_step(generator, dtype, (1, 40, 131, 1, 5), (300, 300, 131, 1, 257))
+    check(kernels, reference, step, **options)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 100])
+def test_every_block_size_matches_the_reference(
+    kernels: CpuKernels,
+    reference: ReferenceKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    block_size: int,
+) -> None:
+    step = make_step(generator, dtype, (3, 1), (150, 33), AttentionShape(4, 2, 16, block_size))
+    check(kernels, reference, step)
+
+
+@pytest.mark.parametrize(
+    "heads", [(1, 1), (3, 3), (9, 3), (8, 1), (14, 2), (64, 1)], ids=lambda heads: f"{heads}"
+)
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 80, 128])
+def test_every_shape_of_heads_matches_the_reference(
+    kernels: CpuKernels,
+    reference: ReferenceKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    heads: tuple[int, int],
+    head_dim: int,
+) -> None:
+    step = make_step(generator, dtype, (6, 1), (140, 20), AttentionShape(*heads, head_dim, 16))
+    check(kernels, reference, step)
+
+
+def test_cache_and_queries_may_differ_in_dtype(
+    kernels: CpuKernels, reference: ReferenceKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    step = make_step(generator, dtype, (30, 1), (150, 140), cache_dtype=other)
+    check(kernels, reference, step)
+
+
+def test_queries_may_be_a_view(
+    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    step = make_step(generator, dtype, (30, 1), (150, 140))
+    wide = torch.randn(31, 10, 40, generator=generator).to(dtype)
+    view = wide[:, 2:8, 4:36]
+    with_view = replace(step, q=view).run(kernels)
+    with_copy = replace(step, q=view.contiguous()).run(kernels)
+    assert torch.equal(with_view[0], with_copy[0])
+    assert torch.equal(with_view[1], with_copy[1])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_query_has_the_same_bits_alone_batched_and_in_chunks(
+    kernels: CpuKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    options: dict[str, float | int],
+) -> None:
+    step = make_step(generator, dtype, (1, 200, 131, 1, 5), (600, 300, 131, 1, 257))
+    out, lse = step.run(kernels, **options)
+    for seq, count in enumerate(step.num_queries):
+        rows = step.rows(seq)
+        for size in {count, 64, 7} if count > 1 else {1}:
+            for skip in range(0, count, size):
+                taken = min(size, count - skip)
+                part_out, part_lse = step.part([seq], [taken], [skip]).run(kernels, **options)
+                assert torch.equal(part_out, out[rows][skip : skip + taken])
+                assert torch.equal(part_lse, lse[rows][skip : skip + taken])
+        for skip in range(0, count, 13):
+            part_out, _ = step.part([seq], [1], [skip]).run(kernels, **options)
+            assert torch.equal(part_out[0], out[rows][skip])
+
+
+def test_the_number_of_threads_does_not_change_a_bit(
+    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """One long sequence among short ones: with several threads it is cut, with one it is not."""
+    step = make_step(generator, dtype, (1, 1, 3, 30), (2000, 20, 900, 500))
+    expected = step.run(CpuKernels(isa=kernels.isa, num_threads=1))
+    for num_threads in (2, 3, 8):
+        out = step.run(CpuKernels(isa=kernels.isa, num_threads=num_threads))
+        assert torch.equal(out[0], expected[0])
+        assert torch.equal(out[1], expected[1])
+
+
+def test_what_lies_in_other_blocks_and_past_the_end_does_not_matter(
+    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    step = make_step(generator, dtype, (4, 1), (140, 35))
+    expected, _ = step.run(kernels)
+    used = torch.zeros(step.k_cache.shape[:2], dtype=torch.bool)
+    for seq, kv_len in enumerate(step.kv_lens):
+        for position in range(kv_len):
+            used[step.block_tables[seq, position // 16], position % 16] = True
+    step.k_cache[~used] = torch.nan
+    step.v_cache[~used] = torch.nan
+    assert torch.equal(step.run(kernels)[0], expected)
+
+
+def test_very_unequal_scores_stay_finite(
+    kernels: CpuKernels, reference: ReferenceKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    step = make_step(generator, dtype, (3,), (300,))
+    step.q.mul_(40)
+    out, lse = step.run(kernels)
+    assert bool(out.isfinite().all())
+    assert bool(lse.isfinite().all())
+    check(kernels, reference, step)
+
+
+def test_results_over_two_sets_of_keys_merge_to_the_union(
+    kernels: CpuKernels, reference: ReferenceKernels, generator: torch.Generator
+) -> None:
+    out_a, out_b = torch.randn(2, 5, 3, 8, generator=generator)
+    lse_a, lse_b = torch.randn(2, 5, 3, generator=generator)
+    lse_a[0] = -torch.inf
+    lse_a[1], lse_b[1] = -torch.inf, -torch.inf
+    merged = kernels.merge_states(out_a, lse_a, out_b, lse_b)
+    for ours, expected in zip(
+        merged, reference.merge_states(out_a, lse_a, out_b, lse_b), strict=True
+    ):
+        torch.testing.assert_close(ours, expected)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def plan_of(
+    kernels: CpuKernels, cu: torch.Tensor, lens: torch.Tensor, table: torch.Tensor
+) -> CpuPlan:
+    shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=8, block_size=4)
+    return kernels.plan_attention(shape, cu_seqlens=cu, kv_lens=lens, block_tables=table)
+
+
+def test_tables_that_do_not_fit_raise(kernels: CpuKernels) -> None:
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens must be int32"):
+        plan_of(kernels, torch.tensor([0, 1]), int32(4), table)
+    with pytest.raises(ValueError, match="must have 2 and 1 rows"):
+        plan_of(kernels, int32(0, 1, 2), int32(4), table)
+    with pytest.raises(ValueError, match="must start at 0"):
+        plan_of(kernels, int32(1, 2), int32(4), table)
+    with pytest.raises(ValueError, match="never fall"):
+        plan_of(kernels, int32(0, -1), int32(4), table)
+    with pytest.raises(ValueError, match="more queries than KV"):
+        plan_of(kernels, int32(0, 5), int32(4), table)
+    with pytest.raises(ValueError, match="blocks of 4 cannot hold 9 tokens"):
+        plan_of(kernels, int32(0, 1), int32(9), table)
+    with pytest.raises(ValueError, match="negative"):
+        plan_of(kernels, int32(0, 1), int32(4), table - 1)
+
+
+def test_queries_and_caches_that_do_not_fit_the_plan_raise(kernels: CpuKernels) -> None:
+    plan = plan_of(kernels, int32(0, 1), int32(5), int32(1, 3)[None])
+    q, cache = torch.ones(1, 2, 8), torch.ones(4, 4, 1, 8)
+    with pytest.raises(ValueError, match="is not the plan's"):
+        kernels.attention(q[:, :1], cache, cache, plan, scale=1.0)
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        kernels.attention(q, cache, cache, plan, scale=1.0, window=0)
+    with pytest.raises(ValueError, match="the cache's blocks are of 3"):
+        kernels.attention(q, cache[:, :3].clone(), cache[:, :3].clone(), plan, scale=1.0)
+    with pytest.raises(ValueError, match="block 3 is outside of a cache of 3 blocks"):
+        kernels.attention(q, cache[:3], cache[:3], plan, scale=1.0)
