@@ -124,7 +124,8 @@ class CompletionAnswer:
         text += "".join([delta.text for delta in deltas])
         if self._body.logprobs is not None:
             builder = self._logprobs[sample.index]
-            pieces += [builder.extend([token for delta in deltas for token in delta.logprobs])]
+            tokens = [token for delta in deltas for token in delta.logprobs]
+            pieces += [builder.extend(tokens, ends=True)]
         choice: dict[str, Any] = {
             "index": sample.index,
             "text": text,
@@ -184,7 +185,8 @@ class CompletionAnswer:
     def _choice(self, prefix: bytes, sample: Sample, delta: Delta) -> bytes:
         parts = [prefix, _encode(delta.text), b',"logprobs":']
         if self._body.logprobs is not None and delta.logprobs:
-            parts.append(_encode(self._logprobs[sample.index].extend(delta.logprobs)))
+            ends = delta.finish_reason is not None
+            parts.append(_encode(self._logprobs[sample.index].extend(delta.logprobs, ends=ends)))
         else:
             parts.append(b"null")
         if delta.finish_reason is None:

@@ -34,24 +34,23 @@ class TokenNames:
         """The token's text, U+FFFD where it is part of a character, markers by their name."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
-    def in_text(self, *, continues: bool) -> Callable[[int], str]:
+    def in_text(self, *, continues: bool) -> Callable[[int, bool], str]:
         """Names the tokens of one text in order, so that the names join to the text.
 
         A token that leaves a character unfinished adds nothing, and the one that finishes it adds all
-        of it. Markers have their name, which the text may lack.
+        of it. Markers have their name, which the text may lack. The function takes a token's id, and
+        whether it is the last one, whose unfinished character is U+FFFD.
 
         Args:
             continues: the text goes on from other tokens, as in `Tokenizer.decode`.
         """
-        if self._as_ids:
-            return self.name
         reader = self._tokenizer.reader(continues=continues)
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-        def name(token_id: int) -> str:
-            if token_id in self._tokenizer.special_ids:
+        def name(token_id: int, is_last: bool) -> str:
+            if self._as_ids or token_id in self._tokenizer.special_ids:
                 return self.name(token_id)
-            return utf8.decode(reader.read(token_id))
+            return utf8.decode(reader.read(token_id), is_last)
 
         return name
 
@@ -76,8 +75,8 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[TokenLogprobs]) -> dict[st
 class CompletionLogprobs:
     """The `logprobs` of one completion choice, built piece by piece.
 
-    The tokens join to the choice's text, markers and an unfinished last character aside;
-    `text_offset` counts their characters from the start of it.
+    The tokens join to the choice's text, markers aside; `text_offset` counts their characters from
+    the start of it.
 
     Args:
         names: how tokens are shown.
@@ -93,11 +92,13 @@ class CompletionLogprobs:
         """Lists for an echoed prompt; nothing predicts its first token, so that has null values."""
         return self._lists(tokens, first=prompt_ids[0])
 
-    def extend(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Lists for newly generated tokens."""
-        return self._lists(tokens)
+    def extend(self, tokens: Sequence[TokenLogprobs], *, ends: bool = False) -> dict[str, Any]:
+        """Lists for newly generated tokens; `ends` says that no others follow."""
+        return self._lists(tokens, ends=ends)
 
-    def _lists(self, tokens: Sequence[TokenLogprobs], first: int | None = None) -> dict[str, Any]:
+    def _lists(
+        self, tokens: Sequence[TokenLogprobs], *, first: int | None = None, ends: bool = False
+    ) -> dict[str, Any]:
         shown: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
@@ -106,8 +107,9 @@ class CompletionLogprobs:
             self._append(shown, offsets, first)
             values.append(None)
             tops.append(None)
-        for token in tokens:
-            name = self._append(shown, offsets, token.token_id)
+        for place, token in enumerate(tokens, start=1):
+            is_last = ends and place == len(tokens)
+            name = self._append(shown, offsets, token.token_id, is_last)
             values.append(token.logprob)
             tops.append(self._top(token, name))
         return {
@@ -117,8 +119,10 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
-    def _append(self, shown: list[str], offsets: list[int], token_id: int) -> str:
-        name = self._name_in_text(token_id)
+    def _append(
+        self, shown: list[str], offsets: list[int], token_id: int, is_last: bool = False
+    ) -> str:
+        name = self._name_in_text(token_id, is_last)
         shown.append(name)
         offsets.append(self._offset)
         self._offset += len(name)

@@ -50,6 +50,14 @@ def test_tokens_join_to_the_text_and_offsets_count_it(tokenizer: Tokenizer, text
         assert top == {name: -1.0}
 
 
+def test_a_character_that_is_never_finished_belongs_to_the_last_token(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🧪", False)[:3]
+    tokens = [TokenLogprobs(id_, -1.0, 1, (), ()) for id_ in ids]
+    lists = CompletionLogprobs(TokenNames(tokenizer)).extend(tokens, ends=True)
+    assert lists["tokens"] == ["a", "", "\ufffd"]
+    assert tokenizer.decode(ids, True, continues=True) == "a\ufffd"
+
+
 def test_a_marker_in_the_middle_of_a_character_keeps_its_name(tokenizer: Tokenizer) -> None:
     first, second = tokenizer.encode("é", False)
     tokens = [TokenLogprobs(id_, -1.0, 1, (), ()) for id_ in (first, 258, second)]
