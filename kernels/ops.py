@@ -14,12 +14,16 @@ the caches of `store_kv`; results are new tensors.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
-NAMES = ("reference", "sdpa")
+logger = logging.getLogger(__name__)
+
+NAMES = ("reference", "sdpa", "cpu")
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -70,7 +74,11 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """One of `NAMES`, or "cpu"."""
+        """One of `NAMES`."""
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a row's bits depend on that row and its prefix alone, whatever else is computed."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """Prepare a weight `[out_features, in_features]` for `linear` and `embedding`.
@@ -191,35 +199,53 @@ class Kernels(Protocol):
         """
 
 
-def load(name: str, device: torch.device) -> Kernels:
-    """The implementation of that name; "auto" is the quickest one that the device can run.
+def load(name: str, device: torch.device, *, num_threads: int | None = None) -> Kernels:
+    """The implementation of that name.
+
+    Args:
+        name: one of `NAMES`; "cpu:ISA" forces an instruction set of the native kernels; "auto" is the
+            quickest one that the device can run.
+        device: what the tensors are on.
+        num_threads: threads of the native kernels; None is one per physical core.
 
     Raises:
-        ValueError: no such implementation, or it does not run on the device.
+        ValueError: no such implementation, it does not run on the device, or it was not built.
     """
     from .reference import ReferenceKernels
     from .sdpa import SdpaKernels
 
     if name == "auto":
-        name = "sdpa" if device.type == "cpu" else "reference"
+        name = _quickest(device)
+    name, _, isa = name.partition(":")
+    if name not in NAMES or (isa and name != "cpu"):
+        raise ValueError(f"unknown kernels {name!r}; known are auto, {', '.join(NAMES)}, cpu:ISA")
     if name == "reference":
         return ReferenceKernels()
-    if name == "sdpa":
-        if device.type != "cpu":
-            raise ValueError(f"kernels 'sdpa' run on cpu, not on {device}")
-        return SdpaKernels()
-    if name == "cpu":
-        return _load_native(device)
-    raise ValueError(f"unknown kernels {name!r}; known are auto, {', '.join(NAMES)}, cpu")
-
-
-def _load_native(device: torch.device) -> Kernels:
     if device.type != "cpu":
-        raise ValueError(f"kernels 'cpu' run on cpu, not on {device}")
-    try:
-        from .cpu.kernels import CpuKernels
-    except ModuleNotFoundError as error:
+        raise ValueError(f"kernels {name!r} run on cpu, not on {device}")
+    if name == "sdpa":
+        return SdpaKernels()
+    if not is_built():
         raise ValueError(
             "kernels 'cpu' were not built; install again with a C++17 compiler present"
-        ) from error
-    return CpuKernels()
+        )
+    from .cpu.kernels import CpuKernels
+
+    return CpuKernels(isa=isa or None, num_threads=num_threads)
+
+
+def is_built() -> bool:
+    """Whether the native CPU kernels are here: they are optional, since they need a compiler."""
+    return find_spec(".cpu._native", __package__) is not None
+
+
+def _quickest(device: torch.device) -> str:
+    if device.type != "cpu":
+        return "reference"
+    if is_built():
+        return "cpu"
+    logger.warning(
+        "The native CPU kernels were not built, so torch computes, several times slower. "
+        "Install ramet again where a C++17 compiler is present."
+    )
+    return "sdpa"

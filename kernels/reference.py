@@ -54,6 +54,11 @@ class ReferenceKernels:
         """Its name in `ops.load`."""
         return "reference"
 
+    @property
+    def row_invariant(self) -> bool:
+        """See `Kernels.row_invariant`."""
+        return False
+
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DenseLinear:
         """Keep the tensors as they are."""
         return DenseLinear(weight, bias)

@@ -118,6 +118,12 @@ class ModelOptions:
     )
     auto_length: bool = False
     seed: int = option(0, "Seeds the requests that bring no seed of their own.", "Model")
+    kernels: str = option(
+        "auto",
+        "Who computes: auto, cpu (native), sdpa, reference; cpu:avx2 and the like force an "
+        "instruction set.",
+        "Model",
+    )
     num_threads: int | None = option(
         None,
         "CPU threads for the arithmetic; auto: the physical cores available.",

@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from ..cores import num_physical_cores
 from ..ops import AttentionPlan, AttentionShape, PackedLinear
 from . import _native
 from .arguments import (
@@ -27,7 +28,6 @@ from .arguments import (
     slots_of,
     unit_stride,
 )
-from .cores import num_physical_cores
 
 
 class CpuPlan:
@@ -64,6 +64,11 @@ class CpuKernels:
     def name(self) -> str:
         """Its name in `ops.load`."""
         return "cpu"
+
+    @property
+    def row_invariant(self) -> bool:
+        """See `Kernels.row_invariant`."""
+        return True
 
     def pack_linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 import torch
 
 from ramet.kernels import ops
+from ramet.kernels.cores import num_physical_cores
 from ramet.radix import PrefixCache
 
-from ..config import EngineConfig
+from ..config import EngineConfig, ModelOptions
+from ..errors import ConfigError
 from ..execution.kv_pool import PagedKVPool
 from ..execution.model_runner import ModelRunner
 from ..execution.sampler import Sampler
@@ -25,13 +26,30 @@ from .messages import EngineInfo
 logger = logging.getLogger(__name__)
 
 
-def resolve_dtype(name: str) -> torch.dtype:
+def load_kernels(options: ModelOptions, device: torch.device) -> ops.Kernels:
+    """The kernels that the options name.
+
+    Raises:
+        ConfigError: there are none of that name, or they were not built.
+    """
+    name = options.kernels
+    if name == "auto" and options.dtype == "float16":
+        name = "sdpa"  # the native kernels compute in float32 and bfloat16
+    try:
+        return ops.load(name, device, num_threads=options.num_threads)
+    except ValueError as error:
+        raise ConfigError(f"kernels: {error}.", param="kernels") from error
+
+
+def resolve_dtype(name: str, kernels: ops.Kernels) -> torch.dtype:
     """The torch dtype of a configured name.
 
-    "auto" is float32: the products of the reference path round differently in batches of different
-    sizes, and in bfloat16 that is enough to change a greedy choice.
+    "auto" is bfloat16 where a row's bits depend on that row alone. Elsewhere it is float32: products
+    round differently in batches of different sizes, and in bfloat16 that changes greedy choices.
     """
-    dtype: torch.dtype = getattr(torch, "float32" if name == "auto" else name)
+    if name == "auto":
+        return torch.bfloat16 if kernels.row_invariant else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -41,12 +59,18 @@ def plan_engine(config: EngineConfig, source: ModelSource) -> tuple[ModelConfig,
     Raises:
         ConfigError: unknown architecture, or the KV cache cannot hold one request.
     """
+    kernels = load_kernels(config.model, torch.device("cpu"))
+    return _plan(config, source, resolve_dtype(config.model.dtype, kernels))
+
+
+def _plan(
+    config: EngineConfig, source: ModelSource, dtype: torch.dtype
+) -> tuple[ModelConfig, MemoryPlan]:
     model = ModelConfig.from_hf(source.config())
-    element_size = resolve_dtype(config.model.dtype).itemsize
     plan = plan_memory(
         cache=config.cache,
-        kv_bytes_per_token=model.kv_bytes_per_token(element_size),
-        weight_bytes=source.weight_bytes(element_size),
+        kv_bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
+        weight_bytes=source.weight_bytes(dtype.itemsize),
         model_max_len=model.max_position_embeddings,
         max_model_len=config.model.max_model_len,
         available_bytes=available_memory(),
@@ -62,12 +86,14 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         ConfigError: the model cannot be loaded, or does not fit.
     """
     started = time.monotonic()
-    torch.set_num_threads(config.model.num_threads or num_physical_cores())
     device = torch.device("cpu")
-    dtype = resolve_dtype(config.model.dtype)
-    model_config, plan = plan_engine(config, source)
+    kernels = load_kernels(config.model, device)
+    # Two pools of threads on the same cores slow each other down; the native kernels have their own.
+    threads = 1 if kernels.name == "cpu" else config.model.num_threads or num_physical_cores()
+    torch.set_num_threads(threads)
+    dtype = resolve_dtype(config.model.dtype, kernels)
+    model_config, plan = _plan(config, source, dtype)
     tokenizer = Tokenizer(source.tokenizer())
-    kernels = ops.load("auto", device)
     model = load_decoder(
         source,
         model_config,
@@ -122,15 +148,3 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         seed=config.model.seed,
         share_inflight=config.cache.enable_prefix_cache,
     )
-
-
-def num_physical_cores() -> int:
-    """Cores that this process may run on, counting the threads of one core once."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read().strip())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))

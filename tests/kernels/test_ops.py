@@ -22,17 +22,41 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 
 
 def test_load_gives_the_named_implementation() -> None:
-    for name in ops.NAMES:
+    for name in built():
         assert ops.load(name, torch.device("cpu")).name == name
 
 
-def test_load_auto_prefers_the_fused_one_on_cpu_and_runs_everywhere_else() -> None:
-    assert ops.load("auto", torch.device("cpu")).name == "sdpa"
+def test_load_auto_takes_the_native_kernels_on_a_cpu_and_runs_everywhere_else() -> None:
+    assert ops.load("auto", torch.device("cpu")).name == built()[-1]
     assert ops.load("auto", torch.device("meta")).name == "reference"
 
 
+def test_without_native_kernels_auto_falls_back_with_one_clear_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ops, "find_spec", lambda *name: None)
+    assert ops.load("auto", torch.device("cpu")).name == "sdpa"
+    (record,) = caplog.records
+    assert "C++17 compiler" in record.getMessage()
+    with pytest.raises(ValueError, match="were not built"):
+        ops.load("cpu", torch.device("cpu"))
+
+
+def test_an_instruction_set_can_be_forced() -> None:
+    if not ops.is_built():
+        pytest.skip("the native kernels were not built")
+    kernels = ops.load("cpu:portable", torch.device("cpu"), num_threads=1)
+    assert kernels.name == "cpu" and kernels.row_invariant
+    with pytest.raises(ValueError, match="mmx"):
+        ops.load("cpu:mmx", torch.device("cpu"))
+
+
+def built() -> list[str]:
+    return [name for name in ops.NAMES if name != "cpu" or ops.is_built()]
+
+
 def test_load_of_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'cuda'; known are auto, reference, sdpa"):
+    with pytest.raises(ValueError, match="'cuda'; known are auto, reference, sdpa, cpu"):
         ops.load("cuda", torch.device("cpu"))
 
 

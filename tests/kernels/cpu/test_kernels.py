@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ramet.kernels import ops
+from ramet.kernels.cores import num_physical_cores
 from ramet.kernels.cpu import _native
-from ramet.kernels.cpu.cores import num_physical_cores
 from ramet.kernels.cpu.kernels import CpuKernels
 
 
