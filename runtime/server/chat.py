@@ -11,6 +11,7 @@ import msgspec
 from fastapi import Request, Response
 
 from ..request import TokenLogprobs
+from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
 from .intake import ServerContext, prepare_job
@@ -63,15 +64,7 @@ class ChatAnswer:
         self._names = TokenNames(
             context.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{body.request_id or body.rid or job.request_id}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": context.model.name,
-            "system_fingerprint": context.model.fingerprint(context.client),
-        }
-        if body.service_tier is not None:
-            self._head["service_tier"] = "default"
+        self._head = answer_head(context, body, job, prefix="chatcmpl", kind="chat.completion")
 
     async def whole(self, generation: Generation) -> bytes:
         """Wait for all samples, and return the answer."""
@@ -145,14 +138,7 @@ class ChatAnswer:
     def _choice(self, prefix: bytes, sample: Sample, delta: Delta) -> bytes:
         parts = [prefix, _encode(delta.text), b'},"logprobs":']
         parts.append(_encode(self._logprobs(delta.logprobs)) if delta.logprobs else b"null")
-        if delta.finish_reason is None:
-            parts.append(b',"finish_reason":null')
-        else:
-            parts += (b',"finish_reason":', _encode(delta.finish_reason))
-            parts += (b',"stop_reason":', _encode(sample.stop_reason))
-        if self._body.return_token_ids:
-            parts += (b',"token_ids":', _encode(delta.token_ids))
-        parts.append(b"}")
+        parts += choice_end(delta, sample, with_ids=bool(self._body.return_token_ids))
         return b"".join(parts)
 
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:

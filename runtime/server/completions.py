@@ -12,6 +12,7 @@ from fastapi import Request, Response
 
 from ..errors import InvalidRequest
 from ..request import SamplingParams
+from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
 from .intake import ServerContext, prepare_job
@@ -94,15 +95,7 @@ class CompletionAnswer:
             context.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
         self._logprobs = [CompletionLogprobs(self._names, echo=bool(body.echo)) for _ in job.params]
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{body.request_id or body.rid or job.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": context.model.name,
-            "system_fingerprint": context.model.fingerprint(context.client),
-        }
-        if body.service_tier is not None:
-            self._head["service_tier"] = "default"
+        self._head = answer_head(context, body, job, prefix="cmpl", kind="text_completion")
 
     async def whole(self, generation: Generation) -> bytes:
         """Wait for all samples, and return the answer."""
@@ -189,12 +182,5 @@ class CompletionAnswer:
             parts.append(_encode(self._logprobs[sample.index].extend(delta.logprobs, ends=ends)))
         else:
             parts.append(b"null")
-        if delta.finish_reason is None:
-            parts.append(b',"finish_reason":null')
-        else:
-            parts += (b',"finish_reason":', _encode(delta.finish_reason))
-            parts += (b',"stop_reason":', _encode(sample.stop_reason))
-        if self._body.return_token_ids:
-            parts += (b',"token_ids":', _encode(delta.token_ids))
-        parts.append(b"}")
+        parts += choice_end(delta, sample, with_ids=bool(self._body.return_token_ids))
         return b"".join(parts)
