@@ -91,7 +91,9 @@ def load(tiny_source: Any) -> Callable[..., Driver]:
     ) -> Driver:
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **scheduler}
         config = EngineConfig(
-            model=ModelOptions(model="tiny", max_model_len=max_model_len, num_threads=1),
+            model=ModelOptions(
+                model="tiny", dtype="float32", max_model_len=max_model_len, num_threads=1
+            ),
             cache=CacheConfig(
                 block_size=block_size,
                 kv_cache_memory=num_tokens * BYTES_PER_TOKEN,
