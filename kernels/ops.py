@@ -1,20 +1,23 @@
 """The public surface of kernels/: what every implementation provides, and which one to use.
 
-A step calls `plan_attention` once and every other method once per layer. Implementations are objects
-handed in by constructor, never globals, so two of them can be compared in one process.
+A model is written once, as a function of a `Kernels` and a `StepInputs`, and handed to `compile`; a step
+calls `plan_attention` once and then what `compile` returned. Implementations are objects handed in by
+constructor, never globals, so two of them can be compared in one process.
 
+    composed    fused ops as the plain ones that they stand for            kernels/composed.py
     reference   readable torch, every device, the oracle of the tests      kernels/reference.py
     sdpa        the same, with torch's fused CPU attention                 kernels/sdpa.py
     cpu         C++ for CPUs: float32 and bfloat16, exact in any batch     kernels/cpu/kernels.py
 
 Dims: num_tokens packed rows of all sequences, num_seqs sequences, num_slots = num_blocks * block_size.
 KV tensors are `[num_blocks, block_size, num_kv_heads, head_dim]`. Inputs are never written to, except
-the caches of `store_kv`; results are new tensors.
+the caches of `store_kv`; results are new tensors. A fused op rounds where the ops it stands for do.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
@@ -69,6 +72,23 @@ class AttentionPlan(Protocol):
         """Query rows that the plan covers."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a model sees of one step, beside its weights and caches.
+
+    Attributes:
+        token_ids, positions, slot_mapping: `[num_tokens]` int64.
+        logit_rows: `[num_logit_rows]` int64, the rows whose results are wanted.
+        plan: of the step's attention.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    logit_rows: torch.Tensor
+    plan: AttentionPlan
+
+
 class Kernels(Protocol):
     """One implementation of every op. All tensors are on the implementation's device."""
 
@@ -81,7 +101,7 @@ class Kernels(Protocol):
         """Whether a row's bits depend on that row and its prefix alone, whatever else is computed."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        """Prepare a weight `[out_features, in_features]` for `linear` and `embedding`.
+        """Prepare a weight `[out_features, in_features]` for all ops but `gated_linear`.
 
         May keep the tensors or copy them; the caller gives them up. `bias: [out_features]`.
 
@@ -89,14 +109,46 @@ class Kernels(Protocol):
             ValueError: the weight is not a matrix, or the bias does not fit it.
         """
 
+    def pack_gated_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> PackedLinear:
+        """Prepare a weight `[2 * n, in_features]`, the gate's rows first, for `gated_linear` alone.
+
+        Raises:
+            ValueError: as `pack_linear`, or the number of rows is odd.
+        """
+
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """`x: [num_tokens, in_features]` times the weight, plus bias: `[num_tokens, out_features]`."""
 
-    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    def add_linear(
+        self, x: torch.Tensor, weight: PackedLinear, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """`residual + linear(x, weight)`; `residual: [num_tokens, out_features]`."""
+
+    def gated_linear(self, x: torch.Tensor, weight: PackedLinear, activation: str) -> torch.Tensor:
+        """`gated_activation(linear(x, weight), activation)`: `[num_tokens, n]`.
+
+        Raises:
+            ValueError: `activation` is not one of `ACTIVATIONS`.
+        """
+
+    def logits(
+        self, x: torch.Tensor, weight: PackedLinear, softcap: float | None = None
+    ) -> torch.Tensor:
+        """`linear(x, weight)` as float32; with `softcap` c, y becomes c * tanh(y / c)."""
+
+    def embedding(
+        self, token_ids: torch.Tensor, weight: PackedLinear, scale: float | None = None
+    ) -> torch.Tensor:
         """Rows of the weight: `token_ids: [num_tokens]` int64 to `[num_tokens, in_features]`.
 
-        It takes a packed weight so that a tied output head and the embedding are one copy.
+        With `scale` they are multiplied in float32 and rounded. It takes a packed weight so that a
+        tied output head and the embedding are one copy.
         """
+
+    def take_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """`x[rows]` for `x: [num_tokens, n]` and `rows: [num_rows]` int64."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last dimension of x, in float32, rounded to x's dtype at the end.
@@ -143,6 +195,19 @@ class Kernels(Protocol):
 
         Slots of one call are distinct. The caches are changed in place and keep their dtype.
         """
+
+    def rotary_store_kv(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """`rotary_embedding` of q and k, then `store_kv` of that k and v; returns the rotated q."""
 
     def plan_attention(
         self,
@@ -196,6 +261,16 @@ class Kernels(Protocol):
 
         Shapes as `attention` returns them. An empty set has lse -inf; the union of two empty sets is
         zeros with lse -inf. Source: Ye et al. 2024 (Cascade inference), the merge operator.
+        """
+
+    def compile(
+        self, forward: Callable[[Kernels, StepInputs], torch.Tensor]
+    ) -> Callable[[StepInputs], torch.Tensor]:
+        """The quickest way to run `forward` again and again, with the same bits.
+
+        `forward` may be called once for every step, or once in all to see which ops it runs. So it
+        must run the same ops for any step, on tensors of the step and their views alone; its other
+        tensors (weights, tables, caches) must stay where they are.
         """
 
 

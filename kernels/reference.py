@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from .composed import ComposedKernels
 from .ops import ACTIVATIONS, AttentionPlan, AttentionShape, PackedLinear
 from .plan import TiledPlan
 
@@ -46,7 +47,7 @@ class DenseLinear:
         return int(self.weight.shape[1])
 
 
-class ReferenceKernels:
+class ReferenceKernels(ComposedKernels):
     """The `Kernels` protocol in plain torch."""
 
     @property
@@ -63,14 +64,29 @@ class ReferenceKernels:
         """Keep the tensors as they are."""
         return DenseLinear(weight, bias)
 
+    def pack_gated_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> DenseLinear:
+        """Keep the tensors as they are."""
+        if weight.shape[0] % 2:
+            raise ValueError(f"a gated weight has an even number of rows, not {weight.shape[0]}")
+        return self.pack_linear(weight, bias)
+
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See `Kernels.linear`."""
         dense = _dense(weight)
         return F.linear(x, dense.weight, dense.bias)
 
-    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    def embedding(
+        self, token_ids: torch.Tensor, weight: PackedLinear, scale: float | None = None
+    ) -> torch.Tensor:
         """See `Kernels.embedding`."""
-        return F.embedding(token_ids, _dense(weight).weight)
+        rows = F.embedding(token_ids, _dense(weight).weight)
+        return rows if scale is None else rows * scale
+
+    def take_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.take_rows`."""
+        return x[rows]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""

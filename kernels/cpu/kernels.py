@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from ..composed import ComposedKernels
 from ..cores import num_physical_cores
 from ..ops import AttentionPlan, AttentionShape, PackedLinear
 from . import _native
@@ -42,7 +43,7 @@ class CpuPlan:
         self._tables = tables
 
 
-class CpuKernels:
+class CpuKernels(ComposedKernels):
     """The `Kernels` protocol in C++.
 
     Args:
@@ -79,11 +80,7 @@ class CpuKernels:
     def pack_gated_linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> _native.PackedLinear:
-        """Prepare `[2 * n, in_features]`, gates first, for `gated_linear`.
-
-        Raises:
-            ValueError: as `pack_linear`, or the number of rows is odd.
-        """
+        """See `Kernels.pack_gated_linear`; copies the weight."""
         return self._pack(weight, bias, gated=True)
 
     def _pack(
@@ -113,17 +110,11 @@ class CpuKernels:
     def add_linear(
         self, x: torch.Tensor, weight: PackedLinear, residual: torch.Tensor
     ) -> torch.Tensor:
-        """`residual + linear(x, weight)` in one pass, with the same bits as the two.
-
-        `residual: [num_tokens, out_features]`.
-        """
+        """See `Kernels.add_linear`; one pass."""
         return self._linear(x, plain(weight), residual)
 
     def gated_linear(self, x: torch.Tensor, weight: PackedLinear, activation: str) -> torch.Tensor:
-        """`gated_activation(linear(x, weight), activation)` in one pass, with the same bits.
-
-        `weight` is from `pack_gated_linear`; the result is `[num_tokens, n]`.
-        """
+        """See `Kernels.gated_linear`; one pass."""
         native = packed(weight)
         if not native.gated:
             raise ValueError("the weight was not packed by pack_gated_linear")
@@ -176,7 +167,9 @@ class CpuKernels:
             raise ValueError(f"x is {x.dtype}, the weight is not")
         return x if x.stride(1) == 1 else x.contiguous()
 
-    def embedding(self, token_ids: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+    def embedding(
+        self, token_ids: torch.Tensor, weight: PackedLinear, scale: float | None = None
+    ) -> torch.Tensor:
         """See `Kernels.embedding`.
 
         Raises:
@@ -186,7 +179,11 @@ class CpuKernels:
         token_ids = int64(token_ids, "token_ids")
         out = torch.empty((token_ids.shape[0], native.in_features), dtype=DTYPES[native.dtype])
         self._native.embedding(native, token_ids.data_ptr(), token_ids.shape[0], out.data_ptr())
-        return out
+        return out if scale is None else out * scale
+
+    def take_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.take_rows`."""
+        return x[rows]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
@@ -297,11 +294,7 @@ class CpuKernels:
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
-        """`rotary_embedding` and `store_kv` of its k in one pass, with the same bits.
-
-        Returns:
-            The rotated q.
-        """
+        """See `Kernels.rotary_store_kv`; one pass."""
         check_caches(k_cache, v_cache, k.shape[1:])
         rotation = Rotation(positions, cos_sin, q)
         slots = slots_of(slot_mapping, k)

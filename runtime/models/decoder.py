@@ -5,11 +5,13 @@ It owns weights and the order of operations; arithmetic is in `ramet.kernels`, K
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ramet.kernels.ops import AttentionPlan, AttentionShape, Kernels, PackedLinear
+from ramet.kernels.ops import AttentionShape, Kernels, PackedLinear, StepInputs
 
 from ..execution.batch import ForwardBatch
 from ..execution.kv_pool import PagedKVPool
@@ -28,7 +30,7 @@ class LayerWeights:
         output: `[hidden_size, num_heads * head_dim]`.
         post_attention_norm: `[hidden_size]`, after attention, before the sum.
         mlp_norm: `[hidden_size]`, before the MLP.
-        gate_up: `[2 * intermediate_size, hidden_size]`, gate first.
+        gate_up: `[2 * intermediate_size, hidden_size]`, gate first; from `pack_gated_linear`.
         down: `[hidden_size, intermediate_size]`.
         post_mlp_norm: `[hidden_size]`, after the MLP, before the sum.
     """
@@ -88,6 +90,8 @@ class Decoder:
             if rope is not None:
                 tables[rope] = cos_sin_table(rope, max_positions).to(device)
         self._cos_sin = [tables[layer.rope] if layer.rope else None for layer in config.layers]
+        # For the pool that it was last used with: all its steps are on one, as a rule.
+        self._compiled: tuple[PagedKVPool, Callable[[StepInputs], torch.Tensor]] | None = None
         # Rounded to the model's dtype, as it was in training.
         self._embedding_scale = (
             float(torch.tensor(config.hidden_size**0.5).to(dtype))
@@ -101,8 +105,10 @@ class Decoder:
         Writes the KV of every token to `batch.slot_mapping` in every layer of the pool.
         `batch.block_copies` is the caller's to carry out first.
         """
-        config, kernels, layers = self.config, self.kernels, self._weights.layers
-        plan = kernels.plan_attention(
+        config = self.config
+        if self._compiled is None or self._compiled[0] is not kv_pool:
+            self._compiled = (kv_pool, self.kernels.compile(partial(self._step, kv_pool)))
+        plan = self.kernels.plan_attention(
             AttentionShape(
                 config.num_heads, config.num_kv_heads, config.head_dim, kv_pool.block_size
             ),
@@ -110,75 +116,72 @@ class Decoder:
             kv_lens=batch.kv_lens,
             block_tables=batch.block_tables,
         )
-        x = self._embed(batch.input_ids)
-        h = self._norm(x, layers[0].attention_norm)
-        for i, layer in enumerate(layers):
-            update = self._attention(i, h, batch, kv_pool, plan)
-            if i + 1 == len(layers):
-                # Rows no longer meet after the last attention: go on with the wanted ones.
-                x, update = x[batch.logit_rows], update[batch.logit_rows]
-            h, x = self._add_norm(update, x, layer.post_attention_norm, layer.mlp_norm)
-            update = self._mlp(layer, h)
-            last = i + 1 == len(layers)
-            next_norm = self._weights.final_norm if last else layers[i + 1].attention_norm
-            h, x = self._add_norm(update, x, layer.post_mlp_norm, next_norm)
-        return self._logits(h)
+        return self._compiled[1](
+            StepInputs(batch.input_ids, batch.positions, batch.slot_mapping, batch.logit_rows, plan)
+        )
 
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        x = self.kernels.embedding(input_ids, self._weights.embedding)
-        return x if self._embedding_scale is None else x * self._embedding_scale
+    def _step(self, kv_pool: PagedKVPool, kernels: Kernels, step: StepInputs) -> torch.Tensor:
+        """The model itself, in ops of `kernels` alone."""
+        config, weights = self.config, self._weights
+        layers = weights.layers
+        x = kernels.embedding(step.token_ids, weights.embedding, self._embedding_scale)
+        h = kernels.rms_norm(x, layers[0].attention_norm, config.rms_norm_eps)
+        for i, layer in enumerate(layers):
+            last = i + 1 == len(layers)
+            heads = self._attention(kernels, i, h, step, kv_pool)
+            if last:
+                # Rows no longer meet after the last attention: go on with the wanted ones.
+                x, heads = (kernels.take_rows(y, step.logit_rows) for y in (x, heads))
+            h, x = self._add(
+                kernels, heads, layer.output, x, layer.post_attention_norm, layer.mlp_norm
+            )
+            gated = kernels.gated_linear(h, layer.gate_up, config.activation)
+            next_norm = weights.final_norm if last else layers[i + 1].attention_norm
+            h, x = self._add(kernels, gated, layer.down, x, layer.post_mlp_norm, next_norm)
+        return kernels.logits(h, weights.head, config.logit_softcap)
 
     def _attention(
-        self,
-        i: int,
-        h: torch.Tensor,
-        batch: ForwardBatch,
-        kv_pool: PagedKVPool,
-        plan: AttentionPlan,
+        self, kernels: Kernels, i: int, h: torch.Tensor, step: StepInputs, kv_pool: PagedKVPool
     ) -> torch.Tensor:
-        config, kernels, layer = self.config, self.kernels, self._weights.layers[i]
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        qkv = kernels.linear(h, layer.qkv).view(-1, sum(heads), config.head_dim)
-        q, k, v = qkv.split_with_sizes(heads, dim=1)
+        """Every head's result, before the output product: `[num_tokens, num_heads * head_dim]`."""
+        config, layer = self.config, self._weights.layers[i]
+        counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        qkv = kernels.linear(h, layer.qkv).view(-1, sum(counts), config.head_dim)
+        q, k, v = qkv.split_with_sizes(counts, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        cos_sin = self._cos_sin[i]
-        if cos_sin is not None:
-            q, k = kernels.rotary_embedding(q, k, batch.positions, cos_sin)
-        k_cache, v_cache = kv_pool.keys(i), kv_pool.values(i)
-        kernels.store_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+            q = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        cos_sin, k_cache, v_cache = self._cos_sin[i], kv_pool.keys(i), kv_pool.values(i)
+        if cos_sin is None:
+            kernels.store_kv(k, v, k_cache, v_cache, step.slot_mapping)
+        else:
+            q = kernels.rotary_store_kv(
+                q, k, v, step.positions, cos_sin, k_cache, v_cache, step.slot_mapping
+            )
         out, _ = kernels.attention(
             q,
             k_cache,
             v_cache,
-            plan,
+            step.plan,
             scale=config.attention_scale,
             window=config.layers[i].window,
             softcap=config.attention_softcap,
         )
-        return kernels.linear(out.flatten(1), layer.output)
+        return out.flatten(1)
 
-    def _mlp(self, layer: LayerWeights, h: torch.Tensor) -> torch.Tensor:
-        gate_up = self.kernels.linear(h, layer.gate_up)
-        return self.kernels.linear(
-            self.kernels.gated_activation(gate_up, self.config.activation), layer.down
-        )
-
-    def _logits(self, h: torch.Tensor) -> torch.Tensor:
-        logits = self.kernels.linear(h, self._weights.head).float()
-        softcap = self.config.logit_softcap
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return self.kernels.rms_norm(x, weight, self.config.rms_norm_eps)
-
-    def _add_norm(
+    def _add(
         self,
-        update: torch.Tensor,
+        kernels: Kernels,
+        y: torch.Tensor,
+        weight: PackedLinear,
         x: torch.Tensor,
         post_norm: torch.Tensor | None,
         next_norm: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the product of y to the stream x: the new stream's norm, and the new stream."""
+        eps = self.config.rms_norm_eps
         if post_norm is not None:
-            update = self._norm(update, post_norm)
-        return self.kernels.add_rms_norm(update, x, next_norm, self.config.rms_norm_eps)
+            update = kernels.rms_norm(kernels.linear(y, weight), post_norm, eps)
+            return kernels.add_rms_norm(update, x, next_norm, eps)
+        x = kernels.add_linear(y, weight, x)
+        return kernels.rms_norm(x, next_norm, eps), x

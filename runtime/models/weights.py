@@ -82,10 +82,12 @@ class _Linear:
         bias: bool,
         kernels: Kernels,
         dtype: torch.dtype,
+        gated: bool,
     ) -> None:
         self.names: dict[str, torch.Size] = {}
         self._rows: dict[str, slice] = {}
-        self._kernels, self._dtype = kernels, dtype
+        self._pack = kernels.pack_gated_linear if gated else kernels.pack_linear
+        self._dtype = dtype
         self._buffers: dict[str, torch.Tensor] = {}
         self._num_rows = 0
         for part, num_rows in parts.items():
@@ -105,9 +107,7 @@ class _Linear:
             self._buffers[kind] = torch.empty(shape, dtype=self._dtype, device=device)
         self._buffers[kind][self._rows.pop(name)].copy_(tensor.detach())
         if not self._rows:
-            self.value = self._kernels.pack_linear(
-                self._buffers.pop("weight"), self._buffers.pop("bias", None)
-            )
+            self.value = self._pack(self._buffers.pop("weight"), self._buffers.pop("bias", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +189,10 @@ class _Builder:
         self._waiting.update(dict.fromkeys(norm.names, norm))
         return norm
 
-    def _linear(self, parts: dict[str, int], in_features: int, bias: bool = False) -> _Linear:
-        linear = _Linear(parts, in_features, bias, self._kernels, self._dtype)
+    def _linear(
+        self, parts: dict[str, int], in_features: int, bias: bool = False, *, gated: bool = False
+    ) -> _Linear:
+        linear = _Linear(parts, in_features, bias, self._kernels, self._dtype, gated)
         self._waiting.update(dict.fromkeys(linear.names, linear))
         return linear
 
@@ -218,7 +220,7 @@ class _Builder:
             output=self._linear({f"{attention}.o_proj": hidden}, q_size, config.output_bias),
             post_attention_norm=layer_norm("post_attention") if sandwich else None,
             mlp_norm=layer_norm("pre_feedforward" if sandwich else "post_attention"),
-            gate_up=self._linear(gate_up, hidden, config.mlp_bias),
+            gate_up=self._linear(gate_up, hidden, config.mlp_bias, gated=True),
             down=self._linear(
                 {f"{mlp}.down_proj": hidden}, config.intermediate_size, config.mlp_bias
             ),
