@@ -446,6 +446,27 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(
     assert driver.generate(prompt(1, 30)) == load().generate(prompt(1, 30))
 
 
+def test_nothing_that_a_failed_step_left_behind_is_ever_hit(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, reference = load(), load(prefix_cache=False)
+    history = prompt(1, 30)
+    history += driver.generate(history, max_tokens=5)
+    driver.add("lost", history + prompt(2, 6))
+    with monkeypatch.context() as broken:
+
+        def fail(batch: object) -> None:
+            driver.core.reset_prefix_cache()  # as eviction would: the block that was copied goes
+            raise RuntimeError("the device is on fire")
+
+        broken.setattr(driver.core._runner, "run", fail)
+        driver.step()
+    assert driver.last("lost").finish_reason is FinishReason.ERROR
+    assert driver.last("lost").num_cached_tokens == 34, "the match must end inside a block"
+    for extra in (prompt(2, 6), prompt(3, 6)):
+        assert driver.generate(history + extra) == reference.generate(history + extra)
+
+
 def test_the_engine_seed_decides_what_unseeded_requests_sample(load: Load) -> None:
     first = load().generate(prompt(1, 10), temperature=1.0)
     again = load().generate(prompt(1, 10), temperature=1.0)

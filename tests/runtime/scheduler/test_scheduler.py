@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramet.runtime.errors import OutOfBlocks
 from ramet.runtime.request import Request, RequestStatus
 
 Simulate = Callable[..., Any]
@@ -124,6 +125,36 @@ def test_a_namespace_sees_nothing_of_another(simulate: Simulate) -> None:
         sim.add(tokens(1, 20), max_tokens=1, namespace=namespace)
         sim.run()
     assert [r.num_cached_tokens for r in sim.requests] == [0, 0, 19]
+
+
+def test_nobody_waits_for_a_prefix_of_another_namespace(simulate: Simulate) -> None:
+    sim = simulate(max_num_batched_tokens=128)
+    for namespace in ("a", "b", "b"):
+        sim.add(tokens(1, 40), max_tokens=1, namespace=namespace)
+    assert [item.request.namespace for item in sim.step().scheduled] == ["a", "b"]
+    sim.run()
+    assert [r.num_cached_tokens for r in sim.requests] == [0, 0, 39]
+
+
+def test_a_block_whose_copy_was_never_made_does_not_enter_the_cache(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = simulate()
+    sim.add(tokens(1, 10), max_tokens=1)
+    sim.run()
+    request = sim.add(tokens(1, 10) + tokens(2, 7))
+    allocate = sim.cache.allocate
+    with monkeypatch.context() as tight:
+        tight.setattr(sim.cache, "allocate", lambda n: allocate(n) if n == 1 else None)
+        with pytest.raises(OutOfBlocks):
+            sim.scheduler.schedule()
+    assert request.status is RequestStatus.RUNNING and request.num_computed == 10
+    sim.cache.reset()  # as eviction would: the block that was to be copied goes
+    sim.scheduler.finish(request)
+    again = sim.add(tokens(1, 10) + tokens(3, 7))
+    sim.run()
+    assert again.num_cached_tokens == 8, "whole blocks are shared, not copied"
+    sim.expect_right_outputs()
 
 
 def test_when_memory_runs_out_the_youngest_gives_way_and_loses_nothing(simulate: Simulate) -> None:
