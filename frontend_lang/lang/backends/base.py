@@ -1,0 +1,151 @@
+"""What the language asks of a backend, and what it gets.
+
+Knows no transport. All methods are called on the language's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..params import Params
+
+if TYPE_CHECKING:
+    from ..chat import Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a request continues, in both forms; a backend reads the one that it can send.
+
+    Attributes:
+        ids: tokens that the model has read or written already.
+        text: what follows them.
+        whole: the text of both.
+        messages: the conversation, if the state has roles; the last one is open if `is_open`.
+        loose: whether there is text outside of messages.
+    """
+
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    whole: str = ""
+    messages: tuple[Message, ...] = ()
+    is_open: bool = False
+    loose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenRequest:
+    """Generate.
+
+    Attributes:
+        params: merged; `n` samples are wanted.
+        on_text: called with new text of the first sample, in order; None if nobody looks.
+        group: requests with the same group belong to one program, and may travel together.
+    """
+
+    prompt: Prompt
+    params: Params
+    on_text: Callable[[str], None] | None = None
+    group: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One answer.
+
+    Attributes:
+        text: without the stop string, or the end token, that ended it.
+        kept_ids: tokens to go on from; empty for a backend without tokens.
+        rest: text of the answer behind them.
+        num_tokens: tokens that were sampled.
+        finish_reason: "stop" or "length".
+        stop_reason: the stop string or token id, if one ended it.
+        logprobs: per token, or None: token_id (or token), logprob, top_ids, top_logprobs.
+    """
+
+    text: str
+    kept_ids: tuple[int, ...] = ()
+    rest: str = ""
+    num_tokens: int = 0
+    finish_reason: str = "stop"
+    stop_reason: str | int | None = None
+    logprobs: tuple[Mapping[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """The answers to one request.
+
+    Attributes:
+        prompt_ids: tokens of the prompt's text; None for a backend without tokens.
+        num_cached_tokens: prompt tokens that did not have to be computed; None if it does not tell.
+    """
+
+    samples: Sequence[Sample]
+    prompt_ids: tuple[int, ...] | None
+    num_prompt_tokens: int
+    num_cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Score options behind a prompt; see `GenRequest` for the rest."""
+
+    prompt: Prompt
+    options: tuple[str, ...]
+    unconditional: bool = False
+    params: Params = field(default_factory=Params)
+    group: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionScore:
+    """Log-probabilities of one option's tokens, behind the prompt and, if asked for, without it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The scores of a request's options, in their order."""
+
+    options: tuple[OptionScore, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int | None
+
+
+class Backend(Protocol):
+    """Where tokens come from.
+
+    Attributes:
+        frames: what the model's chat template writes around messages, so that roles become text of the
+            prompt; None if the server behind it gets messages.
+    """
+
+    frames: Frames | None
+
+    def check(self, params: Params) -> None:
+        """Pass if the backend can do what the parameters ask for.
+
+        Raises:
+            Unsupported: it cannot; names the parameter.
+        """
+
+    async def generate(self, request: GenRequest) -> Generated:
+        """Sample; cancelling it ends the request."""
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Score options; cancelling it ends the request."""

@@ -1,0 +1,196 @@
+"""A ramet server, by its native route: token ids travel, and siblings travel together.
+
+Requests of one program that are made within a millisecond become one call, so that a fork of sixteen is
+one round trip and one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..chat import Frames
+from ..errors import BackendError
+from ..params import Params
+from ..waiting import LANGUAGE_LOOP
+from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, ScoreRequest
+from .http import Http
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_TOGETHER = 256
+_GATHER_SECONDS = 0.001
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One request on its way.
+
+    Attributes:
+        body: its JSON.
+        on_text: gets new text of its first sample.
+        result: what the server answered.
+    """
+
+    body: dict[str, Any]
+    on_text: Callable[[str], None] | None
+    result: asyncio.Future[dict[str, Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class RuntimeEndpoint:
+    """A ramet server as a backend.
+
+    Args:
+        base_url: of the server, such as "http://127.0.0.1:8000".
+        api_key: sent as a bearer token.
+        cache_salt: requests with different salts share no cache.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None = None, *, cache_salt: str | None = None
+    ) -> None:
+        self._http = Http(base_url.rstrip("/"), api_key)
+        self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+        self._gathered: dict[object, list[_Call]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.frames: Frames | None = Frames(self._render)
+
+    def check(self, params: Params) -> None:
+        """Pass: the server says itself what it cannot do."""
+
+    async def generate(self, request: GenRequest) -> Generated:
+        """Sample; see `Backend`."""
+        params = request.params
+        body = {**self._prompt(request), **params.sampling(), **_envelope(params)}
+        if params.n is not None:
+            body["n"] = params.n
+        if params.constraint is not None:
+            name, value = params.constraint
+            body |= {"structured_outputs": {"choice": value}} if name == "choice" else {name: value}
+        result = await self._answer(body, request.group, request.on_text)
+        return Generated(
+            samples=[_sample(sample) for sample in result["samples"]],
+            prompt_ids=tuple(result["prompt_ids"]),
+            num_prompt_tokens=result["num_prompt_tokens"],
+            num_cached_tokens=result["num_cached_tokens"],
+        )
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Score options; see `Backend`."""
+        body = {**self._prompt(request), "options": request.options, **_envelope(request.params)}
+        if request.unconditional:
+            body["unconditional"] = True
+        result = await self._answer(body, request.group, None)
+        options = tuple(
+            OptionScore(
+                text=option["text"],
+                token_ids=tuple(option["token_ids"]),
+                logprobs=tuple(option["logprobs"]),
+                unconditional=tuple(option.get("unconditional_logprobs", ())),
+            )
+            for option in result["options"]
+        )
+        return Scored(
+            options=options,
+            num_prompt_tokens=result["num_prompt_tokens"],
+            num_cached_tokens=result["num_cached_tokens"],
+        )
+
+    async def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        body = {"messages": plain, "add_generation_prompt": add_generation_prompt}
+        return str((await self._http.post("/render", body))["text"])
+
+    def _prompt(self, request: GenRequest | ScoreRequest) -> dict[str, Any]:
+        prompt = request.prompt
+        ids = {"input_ids": prompt.ids} if prompt.ids else {}
+        return {**ids, "text": prompt.text, **self._salt}
+
+    async def _answer(
+        self, body: dict[str, Any], group: object, on_text: Callable[[str], None] | None
+    ) -> dict[str, Any]:
+        call = _Call(body, on_text)
+        waiting = self._gathered.setdefault(group, [])
+        waiting.append(call)
+        if len(waiting) == 1:
+            # The body's thread may still be adding to the other branches of a fork.
+            asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._depart, group)
+        return await call.result
+
+    def _depart(self, group: object) -> None:
+        calls = self._gathered.pop(group)
+        for start in range(0, len(calls), _MAX_TOGETHER):
+            part = calls[start : start + _MAX_TOGETHER]
+            task = asyncio.ensure_future(self._travel(part))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            for call in part:
+                call.result.add_done_callback(_ends_when_all_left(part, task))
+
+    async def _travel(self, calls: list[_Call]) -> None:
+        body = {"requests": [call.body for call in calls], "stream": True}
+        try:
+            async for event in self._http.events("/generate", body):
+                self._take(calls, event)
+            raise BackendError("The server's answer ended early.")
+        except Exception as error:
+            for call in calls:
+                if not call.result.done():
+                    call.result.set_exception(error)
+
+    @staticmethod
+    def _take(calls: list[_Call], event: dict[str, Any]) -> None:
+        call = calls[event["index"]]
+        if call.result.done():
+            return
+        if "result" in event:
+            call.result.set_result(event["result"])
+        elif "error" in event:
+            call.result.set_exception(BackendError(event["error"]["message"]))
+        elif call.on_text is not None and event["sample"] == 0:
+            call.on_text(event["delta"])
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
+        LANGUAGE_LOOP.call(self._http.post("/reset_prefix_cache", {})).result()
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The model that is served."""
+        (card,) = LANGUAGE_LOOP.call(self._http.get("/v1/models")).result()["data"]
+        return dict(card)
+
+    def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        LANGUAGE_LOOP.call(self._http.close()).result()
+
+
+def _envelope(params: Params) -> dict[str, Any]:
+    given = {"timeout": params.timeout, "priority": params.priority}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _sample(sample: dict[str, Any]) -> Sample:
+    return Sample(
+        text=sample["text"],
+        kept_ids=tuple(sample["token_ids"][: sample["num_kept"]]),
+        rest=sample["rest"],
+        num_tokens=len(sample["token_ids"]),
+        finish_reason=sample["finish_reason"],
+        stop_reason=sample["stop_reason"],
+        logprobs=None if sample["logprobs"] is None else tuple(sample["logprobs"]),
+    )
+
+
+def _ends_when_all_left(calls: list[_Call], task: asyncio.Task[None]) -> Callable[[Any], None]:
+    def check(_: object) -> None:
+        if all(call.result.done() for call in calls) and any(
+            call.result.cancelled() for call in calls
+        ):
+            task.cancel()
+
+    return check

@@ -1,0 +1,186 @@
+"""Any OpenAI-compatible server. Text travels, not tokens; roles are messages, rendered over there.
+
+A state with roles goes to chat completions, one without to completions. What OpenAI's API cannot do is
+refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import BackendError, Unsupported, UsageError
+from ..params import Params
+from .base import Generated, GenRequest, Prompt, Sample, Scored, ScoreRequest
+from .http import Http
+
+_KNOWN = (
+    *("max_tokens", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "seed"),
+)
+
+
+class OpenAI:
+    """An OpenAI-compatible server as a backend.
+
+    Args:
+        model: name of the model there.
+        base_url: up to and including `/v1`.
+        api_key: sent as a bearer token.
+        continues_messages: the server can go on with an assistant's message that is begun
+            (`continue_final_message`), as ramet and vLLM can and OpenAI itself cannot.
+        extra: further fields of every request, for what a server offers beyond OpenAI's API.
+    """
+
+    frames = None
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = "https://api.openai.com/v1",
+        api_key: str | None = None,
+        *,
+        continues_messages: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = model
+        self._http = Http(base_url.rstrip("/"), api_key)
+        self._continues = continues_messages
+        self._extra = dict(extra or {})
+
+    def check(self, params: Params) -> None:
+        """Pass if OpenAI's API has the parameters.
+
+        Raises:
+            Unsupported: it has not.
+        """
+        for name in (*params.sampling(), *([params.constraint[0]] if params.constraint else [])):
+            if name not in (*_KNOWN, "logprobs", "json_schema") and name not in self._extra:
+                raise Unsupported(f"{name} cannot be asked of an OpenAI-compatible server.")
+        if params.priority is not None:
+            raise Unsupported("priority cannot be asked of an OpenAI-compatible server.")
+
+    async def generate(self, request: GenRequest) -> Generated:
+        """Sample; see `Backend`."""
+        params, prompt = request.params, request.prompt
+        chat = bool(prompt.messages)
+        path = "/chat/completions" if chat else "/completions"
+        body: dict[str, Any] = {"model": self._model, **self._prompt(prompt), **self._extra}
+        body |= {name: value for name in _KNOWN if (value := getattr(params, name)) is not None}
+        body["n"] = params.n or 1
+        if params.logprobs is not None:
+            body |= (
+                {"logprobs": True, "top_logprobs": params.logprobs}
+                if chat
+                else {"logprobs": params.logprobs}
+            )
+        if params.json_schema is not None:
+            schema = {"name": "answer", "schema": json.loads(params.json_schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if request.on_text is not None:
+            return await self._follow(path, body, request, chat)
+        answer = await self._http.post(path, body)
+        samples = [_sample(choice, chat) for choice in answer["choices"]]
+        return _generated(samples, answer.get("usage") or {})
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Refuse: OpenAI's API does not score prompts.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("select needs log-probabilities of prompts, which OpenAI's API has not.")
+
+    async def _follow(
+        self, path: str, body: dict[str, Any], request: GenRequest, chat: bool
+    ) -> Generated:
+        assert request.on_text is not None
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        text: list[str] = []
+        entries: list[dict[str, Any]] = []
+        finish_reason = None
+        usage: dict[str, Any] = {}
+        async for event in self._http.events(path, body):
+            if "error" in event:
+                raise BackendError(str(event["error"].get("message")))
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                piece = (choice["delta"].get("content") if chat else choice["text"]) or ""
+                finish_reason = choice.get("finish_reason") or finish_reason
+                entries += _logprobs(choice, chat) or ()
+                if piece:
+                    text.append(piece)
+                    request.on_text(piece)
+        asked = request.params.logprobs is not None
+        sample = Sample(
+            text="".join(text),
+            num_tokens=usage.get("completion_tokens", 0),
+            finish_reason=finish_reason or "stop",
+            logprobs=tuple(entries) if asked else None,
+        )
+        return _generated([sample], usage)
+
+    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
+        if not prompt.messages:
+            return {"prompt": prompt.whole}
+        if prompt.loose:
+            raise UsageError("A conversation's text must be in roles to be sent as messages.")
+        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        if not prompt.is_open:
+            return {"messages": messages}
+        if messages[-1]["role"] != "assistant":
+            raise Unsupported(
+                f"An OpenAI-compatible server cannot write in a {messages[-1]['role']} message."
+            )
+        if not messages[-1]["content"]:
+            return {"messages": messages[:-1]}
+        if not self._continues:
+            raise Unsupported(
+                "An assistant's message that is begun cannot be gone on with by OpenAI's API; pass "
+                "continues_messages=True if this server can."
+            )
+        return {
+            "messages": messages,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        }
+
+
+def _sample(choice: dict[str, Any], chat: bool) -> Sample:
+    entries = _logprobs(choice, chat)
+    return Sample(
+        text=(choice["message"].get("content") if chat else choice["text"]) or "",
+        finish_reason=choice.get("finish_reason") or "stop",
+        stop_reason=choice.get("stop_reason"),
+        logprobs=entries,
+    )
+
+
+def _logprobs(choice: dict[str, Any], chat: bool) -> tuple[dict[str, Any], ...] | None:
+    found = choice.get("logprobs")
+    if not found:
+        return None
+    if chat:
+        return tuple(
+            {"token": entry["token"], "logprob": entry["logprob"]} for entry in found["content"]
+        )
+    return tuple(
+        {"token": token, "logprob": logprob}
+        for token, logprob in zip(found["tokens"], found["token_logprobs"], strict=True)
+    )
+
+
+def _generated(samples: list[Sample], usage: dict[str, Any]) -> Generated:
+    from dataclasses import replace
+
+    # The usage counts all samples together; the first stands for them.
+    if samples:
+        samples[0] = replace(samples[0], num_tokens=usage.get("completion_tokens", 0))
+    details = usage.get("prompt_tokens_details") or {}
+    return Generated(
+        samples=samples,
+        prompt_ids=None,
+        num_prompt_tokens=usage.get("prompt_tokens", 0),
+        num_cached_tokens=details.get("cached_tokens"),
+    )

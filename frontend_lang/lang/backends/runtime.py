@@ -1,0 +1,213 @@
+"""An engine in this process. Tokens go in and come out; nothing is tokenized twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ..chat import Frames
+from ..params import Params
+from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, ScoreRequest
+
+if TYPE_CHECKING:
+    from ramet.runtime import Completion, Engine
+
+# Texts from this size on are tokenized on a thread, so that other states go on meanwhile.
+_LONG_TEXT = 20_000
+
+
+class Runtime:
+    """A model in this process, as a backend. Closing it ends its engine.
+
+    Args:
+        model: as for `ramet.runtime.Engine`; None is the default model.
+        options: of that engine.
+
+    Raises:
+        RametError: the model cannot be loaded.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        from ramet.runtime import Engine
+
+        self._setup(Engine(**options) if model is None else Engine(model, **options))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> Runtime:
+        """A backend around an engine that exists; closing the one closes the other."""
+        runtime = cls.__new__(cls)
+        runtime._setup(engine)
+        return runtime
+
+    def _setup(self, engine: Engine) -> None:
+        from ramet.runtime.text.chat_template import ChatTemplate
+
+        self.engine = engine
+        self.frames: Frames | None = Frames(self._render)
+        self._template = ChatTemplate(engine.tokenizer)
+
+    def check(self, params: Params) -> None:
+        """Pass if the engine takes the constraint, if there is one; it checks the rest itself.
+
+        Raises:
+            GrammarError: the constraint is empty or too long.
+        """
+        _constraint(params)
+
+    async def generate(self, request: GenRequest) -> Generated:
+        """Sample; see `Backend`."""
+        params, prompt = request.params, request.prompt
+        new_ids = await self._encode(prompt.text, not prompt.ids)
+        ids = [*prompt.ids, *new_ids]
+        options = {**params.sampling(), **_constraint(params), "priority": params.priority or 0}
+        if request.on_text is not None:
+            async with aclosing(self.engine.astream(ids, **options)) as stream:
+                async for text in stream:
+                    request.on_text(text)
+            assert stream.completion is not None
+            completions = [stream.completion]
+        else:
+            completions = await self.engine.agenerate(ids, n=params.n or 1, **options)
+        skip = params.skip_special_tokens is not False
+        return Generated(
+            samples=[self._sample(completion, skip) for completion in completions],
+            prompt_ids=tuple(new_ids),
+            num_prompt_tokens=len(ids),
+            num_cached_tokens=completions[0].num_cached_tokens,
+        )
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Score options; see `Backend`. Their prompts are one call, over the prefix's cached KV."""
+        from ramet.runtime.text.seams import option_prompts
+
+        prompt, tokenizer = request.prompt, self.engine.tokenizer
+        made = await asyncio.to_thread(
+            option_prompts, tokenizer, prompt.ids, prompt.text, request.options
+        )
+        logprobs, num_cached = await self._logprobs(made.ids, made.start, request.params)
+        bare: list[tuple[float, ...]] = [()] * len(made.ids)
+        if request.unconditional:
+            start = tokenizer.encode("", add_special_tokens=True)
+            tails = [[*start, *ids[made.start :]] for ids in made.ids]
+            bare, _ = await self._logprobs(tails, len(start), request.params)
+        scores = tuple(
+            OptionScore(
+                text=option, token_ids=tuple(ids[made.start :]), logprobs=row, unconditional=alone
+            )
+            for option, ids, row, alone in zip(
+                request.options, made.ids, logprobs, bare, strict=True
+            )
+        )
+        return Scored(
+            options=scores,
+            num_prompt_tokens=sum(map(len, made.ids)),
+            num_cached_tokens=num_cached,
+        )
+
+    async def _logprobs(
+        self, prompts: Sequence[list[int]], start: int, params: Params
+    ) -> tuple[list[tuple[float, ...]], int]:
+        """Of each prompt's tokens from `start`; and cached tokens of all. The first token of all has
+        nothing before it, and counts as certain."""
+        completions = await self.engine.agenerate(
+            [ids for ids in prompts if ids],
+            max_tokens=0,
+            temperature=0.0,
+            prompt_logprobs=0,
+            prompt_logprobs_start=start,
+            priority=params.priority or 0,
+        )
+        answers = iter(completions)
+        rows = []
+        for ids in prompts:
+            scored = next(answers).prompt_logprobs if ids else None
+            values = [entry.logprob for entry in scored or ()]
+            num_tokens = len(ids) - start
+            values = values[len(values) - min(num_tokens, len(values)) :]
+            rows.append(tuple([0.0] * (num_tokens - len(values)) + values))
+        return rows, sum(completion.num_cached_tokens for completion in completions)
+
+    async def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return await asyncio.to_thread(
+            lambda: self._template.render(plain, add_generation_prompt=add_generation_prompt)
+        )
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encode = self.engine.tokenizer.encode
+        if len(text) < _LONG_TEXT:
+            return encode(text, add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens)
+
+    def _sample(self, completion: Completion, skip_special_tokens: bool) -> Sample:
+        from ramet.runtime.text.seams import kept_tokens
+
+        num_kept, rest = len(completion.token_ids), ""
+        if isinstance(completion.stop_reason, str):
+            num_kept, rest = kept_tokens(
+                self.engine.tokenizer,
+                completion.token_ids,
+                completion.text,
+                skip_special_tokens=skip_special_tokens,
+            )
+        elif completion.finish_reason == "stop":
+            ends = (*self.engine.info.eos_token_ids, completion.stop_reason)
+            num_kept -= completion.token_ids[-1] in ends
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = tuple(
+                {
+                    "token_id": entry.token_id,
+                    "logprob": entry.logprob,
+                    "top_ids": entry.top_ids,
+                    "top_logprobs": entry.top_logprobs,
+                }
+                for entry in completion.logprobs
+            )
+        return Sample(
+            text=completion.text,
+            kept_ids=completion.token_ids[:num_kept],
+            rest=rest,
+            num_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason.value,
+            stop_reason=completion.stop_reason,
+            logprobs=logprobs,
+        )
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
+        self.engine.reset_prefix_cache()
+
+    def get_server_info(self) -> dict[str, Any]:
+        """What the engine resolved, and its counters."""
+        import msgspec
+
+        return {
+            **msgspec.structs.asdict(self.engine.info),
+            **msgspec.structs.asdict(self.engine.stats),
+        }
+
+    def close(self) -> None:
+        """End the engine. Safe to call twice."""
+        self.engine.close()
+
+    shutdown = close
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _constraint(params: Params) -> dict[str, Any]:
+    """The sampling parameter that makes the text fit, if one is asked for."""
+    if params.constraint is None:
+        return {}
+    from ramet.runtime.structured.constraint import Constraint
+
+    name, value = params.constraint
+    return {"constraint": getattr(Constraint, name)(value)}

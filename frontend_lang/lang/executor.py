@@ -1,0 +1,423 @@
+"""One state's work: what was added to it, done in order on the language's loop.
+
+Adding costs an entry in a queue; a task exists only while there is something to wait for. The first
+failure ends the state: what was added behind it fails with the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import nodes
+from .backends.base import Generated, GenRequest, ScoreRequest
+from .content import Closed, Content, Opened
+from .errors import ProgramCancelled, ProgramError, UsageError
+from .params import Params
+from .report import Branches, Step
+from .stream import Said, TextLog
+
+if TYPE_CHECKING:
+    from .session import Session
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
+
+
+@dataclass(slots=True)
+class Op:
+    """Something to do.
+
+    Attributes:
+        run: does it; a returned awaitable is awaited.
+        names: variables that it sets.
+        result: gets what `run` returns, for whoever waits for it.
+        always: it is done even if the state has failed.
+    """
+
+    run: Callable[[], Awaitable[Any] | Any]
+    names: list[str] = field(default_factory=list)
+    result: Future[Any] | None = None
+    always: bool = False
+
+
+class Executor:
+    """Does what is added to one state.
+
+    `submit`, `barrier` and `branch` belong to the program's side and may be called on any thread; all
+    else happens on the loop.
+
+    Attributes:
+        label: where in the tree of states it is, "" for the root.
+        values: name -> the variable, once it is there; a branch starts with those of its parent.
+        metas: name -> facts about how the variable came about.
+        own_names: variables that were declared here, not in the parent.
+        fork_version: of the parent's content, when this branch began.
+        num_forks: how often it was forked.
+        error: why it failed, or None.
+        observed: whether the program has been told of the error.
+        events: what it did, for reports.
+        log: what it said, if somebody may read it while it runs.
+    """
+
+    def __init__(self, session: Session, label: str, parent: Executor | None = None) -> None:
+        self.session = session
+        self.label = label
+        self.content = Content()
+        self.values: dict[str, Future[Any]] = {} if parent is None else dict(parent.values)
+        self.metas: dict[str, dict[str, Any]] = {} if parent is None else dict(parent.metas)
+        self.own_names: dict[str, None] = {}
+        self.error: BaseException | None = None
+        self.observed = False
+        self.joined = False
+        self.fork_version = -1
+        self.num_forks = 0
+        self.events: list[Step | Branches] = []
+        self.log = TextLog() if session.streams else None
+        self._queue: deque[Op] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._started = parent is None
+        self._on_start: list[asyncio.Future[None]] = []
+
+    def submit(self, node: nodes.Node) -> None:
+        """Add a node.
+
+        Raises:
+            UsageError: a name is taken, the program has ended, or the branch was joined.
+            Unsupported: the backend cannot do it.
+        """
+        self._check_open()
+        parts = node.nodes if isinstance(node, nodes.Nodes) else (node,)
+        for part in parts:
+            self.session.check(part)
+        for part in parts:
+            names = nodes.names_of(part)
+            self.declare(names)
+            self._queue.append(Op(lambda part=part: self._run(part), names))  # type: ignore[misc]
+        if any(isinstance(p, nodes.Gen | nodes.Select | nodes.ToolLoop) for p in parts):
+            self.session.loop.call_soon_threadsafe(self.wake)
+        elif any(isinstance(p, nodes.SeparateReasoning) for p in parts):
+            self.session.loop.call_soon_threadsafe(self.wake)
+
+    def declare(self, names: Sequence[str]) -> None:
+        """Reserve variables.
+
+        Raises:
+            UsageError: one is taken in this state.
+        """
+        for name in names:
+            if name in self.own_names:
+                raise UsageError(
+                    f"The variable {name!r} exists in this state already; a name is used once per state."
+                )
+            self.own_names[name] = None
+            self.values[name] = Future()
+
+    def barrier(self, run: Callable[[], Awaitable[Any] | Any]) -> Future[Any]:
+        """Do `run` after everything that was added so far; returns its result to come."""
+        result: Future[Any] = Future()
+        self._queue.append(Op(run, result=result))
+        self.session.loop.call_soon_threadsafe(self.wake)
+        return result
+
+    def branch(self, size: int) -> list[Executor]:
+        """Fork: executors that start from what this one will be after everything added so far."""
+        self._check_open()
+        branches = Branches([])
+        stem = f"{self.label}.fork{self.num_forks}".lstrip(".")
+        self.num_forks += 1
+        for index in range(size):
+            label = f"{stem}[{index}]"
+            branches.states.append(Executor(self.session, label, self))
+        self.session.executors += branches.states
+
+        def start() -> None:
+            self.events.append(branches)
+            for child in branches.states:
+                child.start(self)
+
+        self._queue.append(Op(start, always=True))
+        self.session.loop.call_soon_threadsafe(self.wake)
+        return branches.states
+
+    def join(self, children: Sequence[Executor], mode: JoinMode) -> None:
+        """Take in what the branches have become, after everything added so far, here and there."""
+        self._check_open()
+        for child in children:
+            child.joined = True
+        self._queue.append(Op(lambda: self._join(children, mode)))
+        self.session.loop.call_soon_threadsafe(self.wake)
+
+    def _check_open(self) -> None:
+        self.session.check_open()
+        if self.joined:
+            raise UsageError("The branch was joined; it can only be read.")
+
+    def start(self, parent: Executor) -> None:
+        """Begin with the parent's content, or with its error."""
+        self._started = True
+        self.content = parent.content.fork()
+        self.fork_version = parent.content.version
+        self.metas = dict(parent.metas)
+        if parent.error is not None:
+            self.fail(parent.error)
+        for waiter in self._on_start:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._on_start.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Go on with what was added."""
+        if self._queue and not self._busy and self._started:
+            self._task = asyncio.ensure_future(self._drain())
+
+    async def idle(self) -> None:
+        """Wait until everything that was added is done."""
+        if not self._started:
+            started = asyncio.get_running_loop().create_future()
+            self._on_start.append(started)
+            await started
+        while True:
+            self.wake()
+            if self._task is None or not self._busy:
+                return
+            await asyncio.wait({self._task})
+
+    @property
+    def _busy(self) -> bool:
+        # Not cleared by the task itself: one that is cancelled before its first step never runs.
+        return self._task is not None and not self._task.done()
+
+    def cancel(self, error: BaseException) -> None:
+        """End what runs, and fail it and everything added from now on with `error`."""
+        if self._busy or self._queue or not self._started:
+            self.fail(error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first error."""
+        if self.error is None:
+            self.error = error
+
+    async def _drain(self) -> None:
+        while self._queue:
+            await self._do(self._queue.popleft())
+
+    async def _do(self, op: Op) -> None:
+        try:
+            if self.error is not None and not op.always:
+                raise self.error
+            value = op.run()
+            if asyncio.iscoroutine(value):
+                value = await value
+        except asyncio.CancelledError:
+            self.fail(ProgramCancelled("The program was cancelled."))
+            self._refuse(op)
+        except Exception as error:
+            self.fail(error)
+            self._refuse(op)
+        else:
+            if op.result is not None:
+                op.result.set_result(value)
+
+    def _refuse(self, op: Op) -> None:
+        assert self.error is not None
+        for future in [self.values[name] for name in op.names] + [op.result]:
+            if future is not None and not future.done():
+                future.set_exception(self.error)
+
+    def set(self, name: str, value: Any, meta: dict[str, Any]) -> None:
+        """Give a declared variable its value."""
+        self.metas[name] = meta
+        self.values[name].set_result(value)
+        self.say(None, name)
+
+    def say(self, text: str | None, name: str | None = None) -> None:
+        """Show readers new text; None for the end of a variable."""
+        if self.log is not None and text != "":
+            self.log.add(Said(text, name))
+
+    async def flush(self) -> None:
+        """Show readers what nothing has followed yet, and that this is the end."""
+        if self.log is not None:
+            if self.error is None:
+                resolved = await self.content.resolve(self.session.frames)
+                self.say(resolved.text[self.content.num_shown :])
+            self.log.close()
+
+    def _run(self, node: nodes.Node) -> Awaitable[None] | None:
+        content = self.content
+        if isinstance(node, nodes.Text):
+            content.add(node.text)
+        elif isinstance(node, nodes.Gen):
+            return self._gen(node)
+        elif isinstance(node, nodes.RoleBegin):
+            content.add(Opened(node.role))
+        elif isinstance(node, nodes.RoleEnd):
+            content.add(Closed())
+        elif isinstance(node, nodes.Select):
+            return self._select(node)
+        elif isinstance(node, nodes.ScopeBegin):
+            content.scopes[node.name] = []
+        elif isinstance(node, nodes.ScopeEnd):
+            self.set(node.name, "".join(content.scopes.pop(node.name)), {})
+        elif isinstance(node, nodes.Tell):
+            content.tell(node.instruction)
+        elif isinstance(node, nodes.ToolLoop):
+            from .tool_loop import run_tool_loop
+
+            return run_tool_loop(self, node)
+        elif isinstance(node, nodes.SeparateReasoning):
+            return self._separate(node)
+        else:
+            raise UsageError(f"{type(node).__name__} cannot be run.")
+        return None
+
+    async def generate(self, params: Params, name: str | None) -> tuple[Generated, dict[str, Any]]:
+        """Let the model go on; the content grows by the first sample. Returns it and its facts."""
+        content = self.content
+        resolved = await content.resolve(self.session.frames, generates=True)
+        self.say(resolved.text[content.num_shown :])
+        follows = self.log is not None and (params.n or 1) == 1
+        started = time.perf_counter()
+        request = GenRequest(
+            prompt=content.prompt(resolved),
+            params=params,
+            on_text=(lambda text: self.say(text, name)) if follows else None,
+            group=self.session,
+        )
+        async with asyncio.timeout(params.timeout):
+            generated = await self.session.backend.generate(request)
+        if not follows:
+            self.say(generated.samples[0].text, name)
+        content.commit(resolved, generated)
+        meta = _meta(generated, time.perf_counter() - started)
+        self.events.append(Step.of(name, "gen", meta, generated.samples[0].text))
+        return generated, meta
+
+    async def _gen(self, node: nodes.Gen) -> None:
+        value, meta = await self._write(node)
+        if node.name is not None:
+            self.set(node.name, value, meta)
+
+    async def _write(self, node: nodes.Gen) -> tuple[Any, dict[str, Any]]:
+        from .tool_calls import parse_tool_calls
+
+        params = node.params.over(self.session.defaults)
+        generated, meta = await self.generate(params, node.name)
+        texts = [sample.text for sample in generated.samples]
+        if node.tools:
+            meta["tool_calls"] = parse_tool_calls(texts[0])[1]
+        values = [_converted(node, text) for text in texts]
+        return (values if params.n is not None and params.n > 1 else values[0]), meta
+
+    async def _separate(self, node: nodes.SeparateReasoning) -> None:
+        value, meta = await self._write(replace(node.gen, convert=None))
+        before, found, after = value.partition(node.closing)
+        reasoning = before.strip().removeprefix(node.opening).strip() if found else ""
+        answer = after.lstrip() if found else value
+        if node.gen.name is not None:
+            self.set(node.reasoning_name, reasoning, meta)
+            self.set(node.gen.name, _converted(node.gen, answer), meta)
+
+    async def _select(self, node: nodes.Select) -> None:
+        content = self.content
+        resolved = await content.resolve(self.session.frames, generates=True)
+        self.say(resolved.text[content.num_shown :])
+        started = time.perf_counter()
+        params = Params(timeout=node.timeout, priority=node.priority).over(self.session.defaults)
+        request = ScoreRequest(
+            prompt=content.prompt(resolved),
+            options=node.options,
+            unconditional=node.method.needs_unconditional,
+            params=params,
+            group=self.session,
+        )
+        async with asyncio.timeout(params.timeout):
+            scored = await self.session.backend.score(request)
+        logprobs = [option.logprobs for option in scored.options]
+        scores = node.method.score(logprobs, [option.unconditional for option in scored.options])
+        best = max(range(len(scores)), key=scores.__getitem__)
+        chosen = node.options[best]
+        content.commit_option(resolved, chosen)
+        self.say(chosen, node.name)
+        meta = {
+            "method": node.method.name,
+            "scores": dict(zip(node.options, scores, strict=True)),
+            "options": scored.options,
+            "normalized_prompt_logprobs": scores,
+            "prompt_tokens": scored.num_prompt_tokens,
+            "cached_tokens": scored.num_cached_tokens,
+            "completion_tokens": 0,
+            "latency": time.perf_counter() - started,
+        }
+        self.events.append(Step.of(node.name, "select", meta, chosen))
+        if node.name is not None:
+            self.set(node.name, chosen, meta)
+
+    async def _join(self, children: Sequence[Executor], mode: JoinMode) -> None:
+        for child in children:
+            await child.idle()
+        for child in children:
+            if child.error is not None:
+                child.observed = True
+                raise ProgramError(
+                    f"Branch {child.label} failed: {type(child.error).__name__}: {child.error}"
+                ) from child.error
+        if mode == "gather_variable":
+            gathered: dict[str, list[Any]] = {}
+            for child in children:
+                for name in child.own_names:
+                    if name not in self.values:
+                        gathered.setdefault(name, []).append(child.values[name].result())
+            for name, values in gathered.items():
+                self.own_names[name] = None
+                facts = [child.metas.get(name, {}) for child in children if name in child.own_names]
+                self.metas[name] = {"branches": facts}
+                self.values[name] = Future()
+                self.values[name].set_result(values)
+            return
+        for child in children:
+            if child.content.open_role != self.content.open_role:
+                raise UsageError(f"Branch {child.label} cannot be appended: its roles differ.")
+            if self.content.version == child.fork_version:
+                self.content.adopt(child.content)
+            else:
+                for item in child.content.own:
+                    self.content.add(item)
+
+
+def _converted(node: nodes.Gen, text: str) -> Any:
+    if node.convert is None:
+        return text
+    try:
+        return node.convert(text)
+    except Exception as error:
+        raise ProgramError(f"{text!r} is no value of the type asked for: {error}") from error
+
+
+def _meta(generated: Generated, seconds: float) -> dict[str, Any]:
+    first = generated.samples[0]
+    meta: dict[str, Any] = {
+        "prompt_tokens": generated.num_prompt_tokens,
+        "cached_tokens": generated.num_cached_tokens,
+        "completion_tokens": sum(sample.num_tokens for sample in generated.samples),
+        "finish_reason": first.finish_reason,
+        "stop_reason": first.stop_reason,
+        "latency": seconds,
+    }
+    if len(generated.samples) > 1:
+        meta["finish_reasons"] = [sample.finish_reason for sample in generated.samples]
+    if first.logprobs is not None:
+        meta["logprobs"] = first.logprobs
+        meta["output_token_logprobs"] = [
+            (entry["logprob"], entry.get("token_id"), entry.get("token"))
+            for entry in first.logprobs
+        ]
+    return meta

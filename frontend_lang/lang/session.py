@@ -1,0 +1,119 @@
+"""One run of a program: its states, how it ends, and what it raises then."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+
+from . import nodes
+from .backends.base import Backend
+from .chat import Frames
+from .errors import ProgramCancelled, UsageError
+from .executor import Executor
+from .params import Params
+from .waiting import LANGUAGE_LOOP
+
+
+class Session:
+    """A run.
+
+    Args:
+        backend: where its tokens come from.
+        defaults: parameters of every gen that does not say otherwise.
+        streams: whether somebody may read the states' text while they grow.
+
+    Attributes:
+        executors: of all its states, the root's first.
+        is_async: whether its body awaits what it reads.
+        is_over: whether the body has ended.
+        failure: what the run raised, once it has.
+        task: what runs the body, if nobody else holds it.
+    """
+
+    def __init__(self, backend: Backend, defaults: Params, *, streams: bool = False) -> None:
+        self.backend = backend
+        self.defaults = defaults
+        self.streams = streams
+        self.is_async = False
+        self.is_over = False
+        self.failure: BaseException | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.loop = LANGUAGE_LOOP.get()
+        self._ended = False
+        self._cancelled: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        backend.check(defaults)
+        self.executors = [Executor(self, "")]
+
+    @property
+    def root(self) -> Executor:
+        """The executor of the program's own state."""
+        return self.executors[0]
+
+    @property
+    def frames(self) -> Frames | None:
+        """The chat template's frames, or None."""
+        return self.backend.frames
+
+    def check_open(self) -> None:
+        """Pass if the program still runs.
+
+        Raises:
+            ProgramCancelled: it was cancelled.
+            UsageError: it has ended.
+        """
+        if self._cancelled is not None:
+            raise ProgramCancelled(self._cancelled)
+        if self._ended:
+            raise UsageError("The program has ended; its state can only be read.")
+
+    def check(self, node: nodes.Node) -> None:
+        """Pass if the backend can run the node; raises Unsupported."""
+        if isinstance(node, nodes.SeparateReasoning):
+            node = node.gen
+        if isinstance(node, nodes.Gen | nodes.ToolLoop):
+            self.backend.check(node.params)
+
+    def limit(self, seconds: float) -> None:
+        """Cancel the program if it has not ended so many seconds from now."""
+
+        def start() -> None:
+            reason = f"The program's time limit of {seconds:g} seconds passed."
+            self._timer = self.loop.call_later(seconds, self._cancel, reason)
+
+        self.loop.call_soon_threadsafe(start)
+
+    def cancel(self, reason: str = "The program was cancelled.") -> None:
+        """End everything that runs. Safe to call twice, on any thread."""
+        if not self._ended:
+            self._cancelled = self._cancelled or reason
+        self.loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _cancel(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._cancelled = self._cancelled or reason
+        for executor in self.executors:
+            executor.cancel(ProgramCancelled(reason))
+            executor.wake()
+
+    def finish(self) -> Future[None]:
+        """Say that the body has ended; done when everything that was added is done."""
+        self.is_over = True
+        return LANGUAGE_LOOP.call(self._finish())
+
+    async def _finish(self) -> None:
+        for executor in self.executors:
+            await executor.idle()
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for executor in self.executors:
+            await executor.flush()
+
+    def failed(self) -> Executor | None:
+        """The state whose error the run must raise: the root, or a branch that nobody asked."""
+        if self.root.error is not None:
+            return self.root
+        unseen = (e for e in self.executors if e.error is not None and not e.observed)
+        return next(unseen, None)

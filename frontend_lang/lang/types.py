@@ -1,0 +1,79 @@
+"""Python types as constraints on what the model writes, and the way back from its text to a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin
+
+from .errors import UsageError
+
+REGEX_INT = r"[-+]?[0-9]{1,18}"
+REGEX_FLOAT = r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r'"[^"\\\n]*"'
+
+_SCALARS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    int: (REGEX_INT, int),
+    float: (REGEX_FLOAT, float),
+    bool: (REGEX_BOOL, lambda text: text == "True"),
+    str: (REGEX_STR, lambda text: text[1:-1]),
+}
+
+
+def dtype_regex(dtype: Any) -> str:
+    """The regex of a scalar type, as `gen(dtype=…)` means it.
+
+    Raises:
+        UsageError: it is none of int, float, bool, str.
+    """
+    if dtype not in _SCALARS:
+        raise UsageError(f"dtype must be int, float, bool or str, not {dtype!r}.")
+    return _SCALARS[dtype][0]
+
+
+def constraint_of(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
+    """What `gen(type=…)` means: the constraint as parameters, and from the text to the value.
+
+    Scalars are written as in Python; a Literal of strings becomes a choice; everything else is JSON:
+    pydantic models by their own schema and parser, other types (dataclasses, TypedDicts, lists, …) by
+    msgspec's.
+
+    Raises:
+        UsageError: the type has no schema.
+    """
+    if kind in _SCALARS:
+        regex, convert = _SCALARS[kind]
+        return {"regex": regex}, convert
+    if get_origin(kind) is Literal:
+        options = {str(option): option for option in get_args(kind)}
+        return {"choice": tuple(options)}, options.__getitem__
+    if hasattr(kind, "model_json_schema"):
+        return {"json_schema": json.dumps(kind.model_json_schema())}, kind.model_validate_json
+    import msgspec
+
+    try:
+        schema = msgspec.json.schema(kind)
+        decoder = msgspec.json.Decoder(kind)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"type={kind!r} has no JSON schema: {error}") from error
+    return {"json_schema": json.dumps(schema)}, decoder.decode
+
+
+def schema_text(schema: Any) -> str:
+    """A JSON schema as text: given as text, a dictionary, or a pydantic model.
+
+    Raises:
+        UsageError: it is none of these, or the text is no JSON.
+    """
+    if isinstance(schema, str):
+        try:
+            json.loads(schema)
+        except ValueError as error:
+            raise UsageError(f"json_schema is not valid JSON: {error}") from None
+        return schema
+    if isinstance(schema, dict):
+        return json.dumps(schema)
+    if hasattr(schema, "model_json_schema"):
+        return json.dumps(schema.model_json_schema())
+    raise UsageError(f"json_schema must be text, a dictionary or a model, not {schema!r}.")

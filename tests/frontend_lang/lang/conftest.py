@@ -1,0 +1,130 @@
+"""A backend of bytes that answers from a script, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from ramet.lang.backends.base import (
+    Generated,
+    GenRequest,
+    Message,
+    OptionScore,
+    Sample,
+    Scored,
+    ScoreRequest,
+)
+from ramet.lang.chat import Frames
+from ramet.lang.defaults import set_default_backend
+from ramet.lang.params import Params
+
+Reply = Callable[[str], str]
+
+
+@dataclass
+class FakeBackend:
+    """Tokens are bytes. Stops at stop strings; counts as cached what an earlier request has seen."""
+
+    reply: Reply = lambda prompt: "ok"
+    score_of: Callable[[str, str], list[float]] = lambda prompt, option: [-float(len(option))]
+    delay: float = 0.0
+    requests: list[GenRequest] = field(default_factory=list)
+    scorings: list[ScoreRequest] = field(default_factory=list)
+    refuses: Callable[[Params], None] = lambda params: None
+    num_live: int = 0
+    most_live: int = 0
+    cancelled: int = 0
+    seen: set[bytes] = field(default_factory=set)
+    num_renders: int = 0
+
+    def __post_init__(self) -> None:
+        self.frames: Frames | None = Frames(self.render)
+
+    def check(self, params: Params) -> None:
+        self.refuses(params)
+
+    async def generate(self, request: GenRequest) -> Generated:
+        self.requests.append(request)
+        self.num_live += 1
+        self.most_live = max(self.most_live, self.num_live)
+        try:
+            return await self._generate(request)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.num_live -= 1
+
+    async def _generate(self, request: GenRequest) -> Generated:
+        prompt, params = request.prompt, request.params
+        whole = bytes(prompt.ids).decode() + prompt.text
+        assert whole == prompt.whole
+        data = whole.encode()
+        cached = max((n for n in range(len(data) + 1) if data[:n] in self.seen), default=0)
+        await asyncio.sleep(self.delay)
+        samples = [self._sample(self.reply(whole), params) for _ in range(params.n or 1)]
+        if request.on_text is not None:
+            for character in samples[0].text:
+                request.on_text(character)
+                await asyncio.sleep(0)
+        said = data + bytes(samples[0].kept_ids)
+        self.seen |= {said[:n] for n in range(1, len(said) + 1)}
+        return Generated(
+            samples=samples,
+            prompt_ids=tuple(prompt.text.encode()),
+            num_prompt_tokens=len(data),
+            num_cached_tokens=cached,
+        )
+
+    def _sample(self, text: str, params: Params) -> Sample:
+        reason: str = "stop"
+        stop: str | None = None
+        for candidate in params.stop or ():
+            if candidate in text:
+                text, stop = text.partition(candidate)[0], candidate
+        if params.max_tokens is not None and len(text) > params.max_tokens:
+            text, reason = text[: params.max_tokens], "length"
+        ids = tuple(text.encode())
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = tuple({"token_id": i, "logprob": -0.5} for i in ids)
+        return Sample(
+            text=text,
+            kept_ids=ids,
+            num_tokens=len(ids),
+            finish_reason=reason,
+            stop_reason=stop,
+            logprobs=logprobs,
+        )
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        self.scorings.append(request)
+        await asyncio.sleep(self.delay)
+        whole = request.prompt.whole
+        options = tuple(
+            OptionScore(
+                text=option,
+                token_ids=tuple(option.encode()),
+                logprobs=tuple(self.score_of(whole, option)),
+                unconditional=(tuple(self.score_of("", option)) if request.unconditional else ()),
+            )
+            for option in request.options
+        )
+        return Scored(options=options, num_prompt_tokens=len(whole), num_cached_tokens=len(whole))
+
+    async def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        self.num_renders += 1
+        text = "".join(f"<{m.role}>{m.content}</{m.role}>\n" for m in messages)
+        return text + ("<assistant>" if add_generation_prompt else "")
+
+
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    """The default backend of the test."""
+    made = FakeBackend()
+    set_default_backend(made)
+    yield made
+    set_default_backend(None)
