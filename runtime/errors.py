@@ -4,6 +4,7 @@
     ├── ConfigError            a flag, a model folder or a combination of both cannot work
     ├── RequestError           this request cannot be served; the sender has to change it
     │   ├── InvalidRequest         a field is missing, mistyped, out of range or unsupported
+    │   │   └── GrammarError           what its output shall match is malformed or too complex
     │   ├── ContextLengthExceeded  prompt (and output) do not fit the model's context
     │   └── ModelNotFound          no such model is served or known
     ├── CapacityError          it cannot be served now; the same request may succeed later
@@ -49,6 +50,10 @@ class RequestError(RametError):
 
 class InvalidRequest(RequestError):
     """A field of the request is missing, mistyped, out of range or not supported."""
+
+
+class GrammarError(InvalidRequest):
+    """What the output shall match is malformed, not supported, impossible or too complex."""
 
 
 class ContextLengthExceeded(RequestError):

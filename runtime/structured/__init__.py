@@ -1,0 +1,11 @@
+"""Output held to a form: from what a request demands to which tokens may come next.
+
+    constraint   what a request demands, as plain data
+    schema       JSON Schema as the engine behind this package takes it
+    translate    any constraint as that engine's grammar text
+    checker      a process of its own that translates and tries out, and may be killed
+    grammar      a compiled constraint, and matchers that walk it token by token
+    service      compiling off the step loop: a bounded cache, no work done twice
+
+Knows tokens as bytes; nothing of requests, schedules or logits.
+"""

@@ -1,0 +1,122 @@
+"""A process that translates constraints and tries them out, so that a hostile one costs only itself.
+
+`python -m ramet.runtime.structured.checker`, started by service.py only. Reads framed constraints from
+stdin and answers each on stdout, until stdin ends. Compiling cannot be interrupted, so what takes too much
+time or memory ends the process: the kernel sees to it, and the parent reads that as the answer.
+
+It knows no vocabulary but the 256 bytes: whether a grammar is sound does not depend on the tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import struct
+import sys
+from typing import BinaryIO
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from ..errors import GrammarError
+from .constraint import Constraint
+from .translate import explain, limits, translate
+
+CPU_SECONDS = 1
+MEMORY_BYTES = 2 * 1024**3
+NICENESS = 5
+
+_LENGTH = struct.Struct("!I")
+_NUM_TRIED_STEPS = 16
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one constraint: `grammar` for the engine, or `error` for its sender."""
+
+    grammar: str = ""
+    error: str = ""
+
+
+class _Bytes:
+    """A vocabulary of single bytes and an end token."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+    special_token_ids = [256]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def byte_tokenizer() -> LLTokenizer:
+    """The engine's tokenizer over single bytes."""
+    return LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id])
+
+
+def check(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
+    """Translate and compile a constraint, and see whether a first few bytes can follow."""
+    try:
+        grammar = translate(constraint)
+    except GrammarError as error:
+        return Verdict(error=str(error))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    for _ in range(_NUM_TRIED_STEPS):
+        legal = _legal_bytes(matcher)
+        if matcher.is_error():
+            return Verdict(error=explain(constraint, matcher.get_error()))
+        if not legal:
+            if matcher.is_accepting():
+                break
+            return Verdict(error=explain(constraint, "no text can match it"))
+        matcher.consume_token(legal[0])
+    return Verdict(grammar)
+
+
+def _legal_bytes(matcher: LLMatcher) -> list[int]:
+    if matcher.is_error() or matcher.is_stopped():
+        return []
+    mask = matcher.compute_bitmask()
+    return [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next frame; None if the stream ended."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    return body if len(body) == length else None
+
+
+def frame(body: bytes) -> bytes:
+    """A body as `read_frame` reads it."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def _allow_seconds(seconds: int) -> None:
+    """Let the kernel end this process once it has computed that much longer."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    spent = math.ceil(usage.ru_utime + usage.ru_stime)
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # Elsewhere the address space has little to do with memory.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    tokenizer = byte_tokenizer()
+    decoder = msgspec.msgpack.Decoder(Constraint)
+    while (body := read_frame(sys.stdin.buffer)) is not None:
+        _allow_seconds(CPU_SECONDS)
+        verdict = check(decoder.decode(body), tokenizer)
+        sys.stdout.buffer.write(frame(msgspec.msgpack.encode(verdict)))
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

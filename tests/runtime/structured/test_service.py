@@ -1,0 +1,121 @@
+"""Compiling beside the step loop: once for all who ask, bounded, and a bomb hurts nobody else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ramet.runtime.errors import GrammarError
+from ramet.runtime.structured.checker import byte_tokenizer, check
+from ramet.runtime.structured.constraint import Constraint
+from ramet.runtime.structured.grammar import Vocabulary
+from ramet.runtime.structured.service import GrammarService
+
+LIMIT = 60.0
+BOMB = Constraint.json_schema(
+    {"allOf": [{"type": "string", "pattern": f"(a|b).{{{i}}}c"} for i in range(1, 40)]}
+)
+
+
+@pytest.fixture
+def held(vocabulary: Vocabulary) -> Iterator[tuple[GrammarService, threading.Event]]:
+    """A service that compiles nothing before the event is set."""
+    event = threading.Event()
+
+    def wait_for_it() -> Vocabulary:
+        assert event.wait(LIMIT)
+        return vocabulary
+
+    service = GrammarService(wait_for_it)
+    yield service, event
+    event.set()
+    service.close()
+
+
+def test_equal_constraints_share_one_compilation(
+    held: tuple[GrammarService, threading.Event],
+) -> None:
+    service, event = held
+    first = service.get(Constraint.regex("a+", param="one"))
+    second = service.get(Constraint.regex("a+", param="other"))
+    other = service.get(Constraint.regex("b+"))
+    assert first is second and other is not first and len(service) == 2
+    event.set()
+    assert first.result(LIMIT) is not other.result(LIMIT)
+    assert service.get(Constraint.regex("a+")) is first
+
+
+def test_a_constraint_that_nobody_wants_any_more_is_not_compiled(
+    held: tuple[GrammarService, threading.Event],
+) -> None:
+    service, event = held
+    constraints = [Constraint.regex("a" * size) for size in range(1, 6)]
+    futures = [service.get(constraint) for constraint in constraints]
+    service.get(constraints[-1])
+    for constraint in constraints:
+        service.leave(constraint)
+    assert futures[3].cancelled() and not futures[4].cancelled()
+    event.set()
+    futures[4].result(LIMIT)
+
+
+def test_it_remembers_so_many_grammars_and_forgets_the_least_used(service: GrammarService) -> None:
+    constraints = [Constraint.regex(letter) for letter in "abcd"]
+    futures = [service.get(constraint) for constraint in constraints[:3]]
+    for future in futures:
+        future.result(LIMIT)
+    assert service.get(constraints[0]) is futures[0]
+    service.get(constraints[3]).result(LIMIT)
+    assert len(service) == 3
+    assert service.get(constraints[0]) is futures[0]
+    assert service.get(constraints[1]) is not futures[1]
+
+
+def test_a_malformed_constraint_fails_by_itself_with_its_field(service: GrammarService) -> None:
+    bad = service.get(Constraint.regex("(", param="guided_regex"))
+    good = service.get(Constraint.regex("a"))
+    assert good.result(LIMIT)
+    with pytest.raises(GrammarError, match="unclosed group") as caught:
+        bad.result(LIMIT)
+    assert caught.value.param == "guided_regex"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_a_bomb_ends_within_its_limits_and_what_comes_with_it_is_compiled(
+    service: GrammarService,
+) -> None:
+    bomb = service.get(BOMB)
+    good = service.get(Constraint.json_schema({"type": "integer"}))
+    assert good.result(LIMIT)
+    with pytest.raises(GrammarError, match="too complex"):
+        bomb.result(LIMIT)
+    assert service.get(Constraint.regex("ab")).result(LIMIT)
+
+
+def test_a_closed_service_compiles_nothing(vocabulary: Vocabulary) -> None:
+    service = GrammarService(lambda: vocabulary)
+    service.get(Constraint.regex("a")).result(LIMIT)
+    service.close()
+    service.close()
+    with pytest.raises(RuntimeError):
+        service.get(Constraint.regex("b"))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (Constraint.json_schema({"$ref": "#"}), "no text can match"),
+        (Constraint.regex("a[^\\s\\S]"), "no text can match"),
+        (Constraint.json_schema("[]"), "must be a JSON object"),
+    ],
+)
+def test_the_check_finds_what_compiling_alone_does_not(constraint: Constraint, words: str) -> None:
+    assert words in check(constraint, byte_tokenizer()).error
+
+
+def test_what_passes_the_check_comes_back_as_a_grammar() -> None:
+    verdict = check(Constraint.choice(["a"]), byte_tokenizer())
+    assert verdict.grammar and not verdict.error
