@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ramet.radix import PrefixHandle
 
 from .errors import InvalidRequest
+from .structured.constraint import Constraint
 
 TokenArray = NDArray[np.int32]
 
@@ -75,6 +76,7 @@ class SamplingParams:
         prompt_logprobs: the same for each prompt token but the first.
         prompt_logprobs_start: prompt tokens before this one are not scored, and may come from the
             cache; the rest of the prompt is computed whole.
+        constraint: what the whole output must match; masks all other tokens out.
     """
 
     max_tokens: int | None = None
@@ -96,6 +98,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
@@ -210,7 +213,10 @@ class RequestOutput:
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens whose KV was found, at first admission.
         num_output_tokens: tokens sampled so far.
+        ends_with_text: with finish_reason STOP, the last token is text: no end or stop token ended the
+            output, but the constraint, which allows nothing more.
         error: what went wrong, with finish_reason ERROR or ABORT.
+        invalid: with finish_reason ERROR, the request was at fault, not the engine.
     """
 
     request_id: str
@@ -222,12 +228,20 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    ends_with_text: bool = False
     error: str | None = None
+    invalid: bool = False
 
     @property
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.finish_reason is not None
+
+    @property
+    def ended_by_token(self) -> bool:
+        """Whether the last token is an end or stop token, and so no text."""
+        stopped = self.finish_reason is FinishReason.STOP and not isinstance(self.stop_reason, str)
+        return stopped and not self.ends_with_text
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -250,6 +264,7 @@ class Request:
         match_generation, num_matched: the last cache match and the cache generation it holds for.
         leader, leader_target: it waits until `leader` has computed that many tokens of their prefix.
         row: its row in the runner's tables while it runs, else -1.
+        is_paused: it cannot be run now, as what its next token must match is not known yet.
         num_synced_blocks: how many entries of `block_table` that row holds already.
     """
 
@@ -276,6 +291,7 @@ class Request:
     leader: Request | None = None
     leader_target: int = 0
     row: int = -1
+    is_paused: bool = False
     num_synced_blocks: int = 0
 
     @classmethod

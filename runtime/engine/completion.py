@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import DeadlineExceeded, EngineDead, EngineError
+from ..errors import DeadlineExceeded, EngineDead, EngineError, InvalidRequest, RametError
 from ..request import FinishReason, RequestOutput, TokenLogprobs
 from ..text.detokenizer import IncrementalDetokenizer
 from ..text.tokenizer import Tokenizer
@@ -91,10 +91,7 @@ class Answer:
         return text
 
     def _shown(self, output: RequestOutput) -> Sequence[int]:
-        ended_by_token = output.finish_reason is FinishReason.STOP and not isinstance(
-            output.stop_reason, str
-        )
-        if ended_by_token and not self._params.include_stop_str_in_output:
+        if output.ended_by_token and not self._params.include_stop_str_in_output:
             return output.token_ids[:-1]
         return output.token_ids
 
@@ -123,6 +120,7 @@ class Call:
         Raises:
             EngineDead: the engine ended.
             DeadlineExceeded: the call's own time limit passed.
+            InvalidRequest: the request's constraint cannot be used.
             EngineError: the engine failed on the request.
         """
         if isinstance(item, EngineDead):
@@ -144,7 +142,11 @@ class Call:
         """The answers; all must have finished."""
         return [a.completion for a in self._answers.values() if a.completion is not None]
 
-    def _failure(self, output: RequestOutput) -> EngineError | DeadlineExceeded:
+    def _failure(self, output: RequestOutput) -> RametError:
+        if output.invalid:
+            constraint = self.requests[0].params.constraint
+            param = None if constraint is None else "constraint"
+            return InvalidRequest(output.error or "The request is not valid.", param=param)
         if self._timeout is not None and time.monotonic() - self._started >= self._timeout:
             return DeadlineExceeded(
                 f"The time limit of {self._timeout:g} seconds passed.", param="timeout"

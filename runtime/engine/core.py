@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,9 +31,12 @@ from ..request import (
     TokenLogprobs,
 )
 from ..scheduler import ScheduleBatch, ScheduledRequest, Scheduler
-from ..text.detokenizer import IncrementalDetokenizer
+from ..structured.grammar import Vocabulary
+from ..structured.service import GrammarService
 from ..text.tokenizer import Tokenizer
+from .constrained import ConstrainedRequests, Progress
 from .deadlines import Deadlines
+from .live import End, LiveRequest
 from .messages import EngineInfo, EngineStats, GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -42,14 +44,8 @@ logger = logging.getLogger(__name__)
 AUDIT_INTERVAL = 60.0
 """Seconds between two recounts of the cache; they take place when the last request has ended."""
 
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """What the engine remembers of a live request beside its scheduling."""
-
-    request: Request
-    detokenizer: IncrementalDetokenizer | None
-    scored: list[TokenLogprobs] = field(default_factory=list)
+GRAMMAR_WAIT = 0.002
+"""Seconds that a step with nothing to run waits for a grammar, and a new message therefore too."""
 
 
 class EngineCore:
@@ -82,9 +78,13 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._seed = seed
         self._clock = clock
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._outputs: list[RequestOutput] = []
         self._deadlines = Deadlines()
+        grammars = GrammarService(
+            lambda: Vocabulary(tokenizer, info.vocab_size, info.eos_token_ids)
+        )
+        self._constrained = ConstrainedRequests(grammars, info.vocab_size)
         self._audited = clock()
         self._num_arrived = 0
         self._num_steps = 0
@@ -95,7 +95,7 @@ class EngineCore:
         try:
             self._add(message)
         except RequestError as error:
-            self._refuse(message, str(error))
+            self._refuse(message, str(error), invalid=True)
         except Exception as error:
             # Whatever is wrong with one request is no reason to end the others with the engine.
             logger.exception("request %s could not be taken", message.request_id)
@@ -111,11 +111,13 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to hand out."""
-        return bool(self._outputs) or self.scheduler.has_work()
+        waits = self._constrained.num_compiling > 0
+        return bool(self._outputs) or waits or self.scheduler.has_work()
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it produced, with what was ended since the last one."""
         self._expire()
+        self._resume()
         batch = self._schedule()
         if batch:
             started = self._clock()
@@ -124,6 +126,8 @@ class EngineCore:
             self.scheduler.step_time.observe(
                 self._clock() - started, batch.num_decodes, batch.num_prefill_tokens
             )
+        elif not self._outputs:
+            self._constrained.wait(GRAMMAR_WAIT)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -140,7 +144,7 @@ class EngineCore:
         """Counters since the start, and gauges of now."""
         counters, cache = self.scheduler.counters, self._cache.stats
         return EngineStats(
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=len(self.scheduler.waiting) + self._constrained.num_compiling,
             num_running=len(self.scheduler.running),
             blocks_total=self._cache.num_blocks,
             blocks_free=self._cache.num_free,
@@ -198,23 +202,31 @@ class EngineCore:
             priority=message.priority,
             deadline=deadline,
         )
-        live = _Live(request, self._detokenizer(request))
+        live = LiveRequest(request, self._tokenizer, self.info.eos_token_ids)
         self._sampler.add(request.request_id, request.params, request.prompt_ids, request.seed)
         try:
-            self.scheduler.add(request)
+            if request.params.constraint is None:
+                self._queue(live)
+            else:
+                self._constrained.add(request, request.params.constraint)
         except Exception:
             self._sampler.remove(request.request_id)
             raise
         self._live[request.request_id] = live
         self._deadlines.add(request)
 
-    def _refuse(self, message: GenerateRequest, error: str) -> None:
+    def _queue(self, live: LiveRequest) -> None:
+        self.scheduler.add(live.request)
+        live.is_queued = True
+
+    def _refuse(self, message: GenerateRequest, error: str, *, invalid: bool = False) -> None:
         self._outputs.append(
             RequestOutput(
                 request_id=message.request_id,
                 finish_reason=FinishReason.ERROR,
                 num_prompt_tokens=len(message.prompt_ids),
                 error=error,
+                invalid=invalid,
             )
         )
 
@@ -233,22 +245,21 @@ class EngineCore:
             )
         return np.array(prompt_ids, dtype=np.int32)
 
-    def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
-        params = request.params
-        if not params.stop:
-            return None
-        return IncrementalDetokenizer(
-            self._tokenizer,
-            stop=params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
-        )
-
     def _expire(self) -> None:
         for request in self._deadlines.expired(self._clock()):
             live = self._live[request.request_id]
             self._end(live, FinishReason.ABORT, "The request's time limit passed.")
+
+    def _resume(self) -> None:
+        """Let those run whose grammar is compiled, or has caught up with their last token."""
+        for request, error in self._constrained.compiled():
+            if error is None:
+                self._queue(self._live[request.request_id])
+            else:
+                self._end_failed(request, error)
+        for progress in self._constrained.caught_up():
+            progress.request.is_paused = False
+            self._deliver(progress.request, None, progress)
 
     def _schedule(self) -> ScheduleBatch | None:
         """The next step; None if the cache's accounting had to be repaired first.
@@ -285,9 +296,11 @@ class EngineCore:
             for item in batch.scheduled:
                 self._discard(item.request, f"The step that ran this request failed: {error}")
             return
-        self.scheduler.update(batch, {request: token for request, (token, _) in sampled.items()})
+        tokens = {request: token for request, (token, _) in sampled.items()}
+        self.scheduler.update(batch, tokens)
+        progress = self._constrained.advance(tokens)
         for item in batch.scheduled:
-            self._emit(item, sampled.get(item.request))
+            self._emit(item, sampled.get(item.request), progress)
 
     def _sample(
         self, batch: ScheduleBatch, logits: torch.Tensor
@@ -308,7 +321,9 @@ class EngineCore:
         if not sampling:
             return {}
         chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows)]
-        result = self._sampler.sample(chosen, [request.request_id for request in sampling])
+        request_ids = [request.request_id for request in sampling]
+        masks = self._constrained.masks(request_ids)
+        result = self._sampler.sample(chosen, request_ids, masks)
         for index, message in result.errors.items():
             self._discard(sampling[index], message)
         return {
@@ -338,80 +353,85 @@ class EngineCore:
         self._live[request.request_id].scored[place:] = scored
 
     def _emit(
-        self, item: ScheduledRequest, sampled: tuple[int, TokenLogprobs | None] | None
+        self,
+        item: ScheduledRequest,
+        sampled: tuple[int, TokenLogprobs | None] | None,
+        progress: Mapping[Request, Progress | None],
     ) -> None:
         request = item.request
         if request.status is not RequestStatus.RUNNING:
             return
-        live = self._live[request.request_id]
-        if sampled is None:
-            if request.num_remaining == 0:  # max_tokens is 0: only the prompt was wanted
-                self._end(live, FinishReason.LENGTH, None)
-            return
-        token_id, logprobs = sampled
-        reason, stop_reason = self._finish_reason(live, token_id)
-        if reason is not None:
-            self._forget(live)
-        self._outputs.append(
-            self._output(
-                live,
-                token_ids=(token_id,),
-                logprobs=() if logprobs is None else (logprobs,),
-                finish_reason=reason,
-                stop_reason=stop_reason,
-            )
-        )
+        if sampled is not None:
+            request.is_paused = request in progress and progress[request] is None
+            self._deliver(request, sampled, progress.get(request))
+        elif request.num_remaining == 0:  # max_tokens is 0: only the prompt was wanted
+            self._end(self._live[request.request_id], FinishReason.LENGTH, None)
 
-    def _finish_reason(
-        self, live: _Live, token_id: int
-    ) -> tuple[FinishReason | None, str | int | None]:
-        request, params = live.request, live.request.params
-        matched = live.detokenizer.push((token_id,)).stop_match if live.detokenizer else None
-        if request.num_output_tokens >= params.min_tokens:
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-            if token_id in self.info.eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-            if matched is not None:
-                return FinishReason.STOP, matched
-        if request.num_tokens >= request.max_total_tokens:
-            return FinishReason.LENGTH, None
-        return None, None
-
-    def _output(
+    def _deliver(
         self,
-        live: _Live,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        finish_reason: FinishReason | None = None,
-        stop_reason: str | int | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
-        request = live.request
-        scored, live.scored = tuple(live.scored), []
-        return RequestOutput(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=scored,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            num_output_tokens=request.num_output_tokens,
-            error=error,
+        request: Request,
+        sampled: tuple[int, TokenLogprobs | None] | None,
+        progress: Progress | None,
+    ) -> None:
+        """Hand out a sampled token with those that its grammar forces after it, and end what has ended."""
+        if progress is not None and progress.error is not None:
+            self._end_failed(request, progress.error)
+            return
+        live = self._live[request.request_id]
+        token_ids: list[int] = []
+        end: End = (None, None)
+        if sampled is not None:
+            token_ids.append(sampled[0])
+            end = live.end_at(sampled[0])
+        num_forced = 0
+        for token_id in () if progress is None else progress.forced:
+            if end[0] is not None:
+                break
+            self.scheduler.append_forced(request, token_id)
+            token_ids.append(token_id)
+            num_forced += 1
+            end = live.end_at(token_id)
+        if num_forced:
+            self._sampler.record_forced(request.request_id, token_ids[-num_forced:])
+        is_complete = (
+            progress is not None
+            and progress.terminated
+            and num_forced == len(progress.forced)
+            and end[0] in (None, FinishReason.LENGTH)
         )
+        if is_complete:
+            end = (FinishReason.STOP, None)
+        if end[0] is not None:
+            self._forget(live)
+        elif not token_ids:
+            return
+        logprobs = () if sampled is None or sampled[1] is None else (sampled[1],)
+        self._outputs.append(
+            live.output(token_ids=token_ids, logprobs=logprobs, end=end, ends_with_text=is_complete)
+        )
+
+    def _end_failed(self, request: Request, error: RametError) -> None:
+        live = self._live[request.request_id]
+        invalid = isinstance(error, RequestError)
+        self._end(live, FinishReason.ERROR, str(error), invalid=invalid)
 
     def _end(
-        self, live: _Live, reason: FinishReason, error: str | None, *, keep: bool = True
+        self,
+        live: LiveRequest,
+        reason: FinishReason,
+        error: str | None,
+        *,
+        keep: bool = True,
+        invalid: bool = False,
     ) -> None:
         self._forget(live, keep=keep)
-        self._outputs.append(self._output(live, finish_reason=reason, error=error))
+        self._outputs.append(live.output(end=(reason, None), error=error, invalid=invalid))
 
-    def _forget(self, live: _Live, *, keep: bool = True) -> None:
+    def _forget(self, live: LiveRequest, *, keep: bool = True) -> None:
         request = live.request
-        self.scheduler.finish(request, keep=keep)
+        self._constrained.remove(request)
+        if live.is_queued:
+            self.scheduler.finish(request, keep=keep)
         self._sampler.remove(request.request_id)
         del self._live[request.request_id]
 

@@ -1,7 +1,7 @@
 """Chooses the next token of every request of a step. Knows parameters and logits, nothing of time.
 
 In order, for each row: raw log-probabilities if they were asked for; repetition, frequency and
-presence penalties; logit_bias; the ban on end tokens before min_tokens; then the likeliest token
+presence penalties; logit_bias; the ban on end tokens before min_tokens; the mask; then the likeliest token
 (temperature 0 or top_k 1, the lowest id among equals), or a draw after temperature, top_k, top_p and
 min_p. A row's token depends on its own logits, parameters and history, not on the rows beside it.
 """
@@ -26,6 +26,8 @@ from .truncation import Cuts, draw
 __all__ = ["NO_TOKEN", "SampledTokens", "Sampler", "derive_seed", "prompt_logprobs"]
 
 NO_TOKEN = -1
+
+Masks = tuple[Sequence[int], NDArray[np.bool_]]
 
 _TABLE = np.dtype(
     [
@@ -141,7 +143,17 @@ class Sampler:
         self._bans.pop(request_id, None)
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> SampledTokens:
+    def record_forced(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Count tokens as sampled that had no alternative, as if `sample` had chosen them."""
+        self._table["num_sampled"][self._slots[request_id]] += len(token_ids)
+        if request_id in self._penalties:
+            for token_id in token_ids:
+                self._penalties.record([request_id], [token_id])
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: torch.Tensor, request_ids: Sequence[str], masks: Masks | None = None
+    ) -> SampledTokens:
         """Choose one token per row, and count it as sampled.
 
         A row whose logits leave no choice (NaN, or nothing above minus infinity) gets an error and
@@ -150,6 +162,7 @@ class Sampler:
         Args:
             logits: `[num_rows, vocab_size]` float32 on the sampler's device; not modified.
             request_ids: whose row each is; no request twice.
+            masks: some of the rows, and `[len(rows), vocab_size]` bool: which tokens these may take.
 
         Raises:
             ValueError: the logits have another shape or dtype, or a request comes twice.
@@ -160,7 +173,7 @@ class Sampler:
             return SampledTokens([], [])
         slots = np.array([self._slots[request_id] for request_id in request_ids])
         table = self._table[slots]
-        adjusted = self._adjust(logits, request_ids, table)
+        adjusted = self._masked(self._adjust(logits, request_ids, table), logits, masks)
         scores, chosen = best(adjusted)
         drawn = np.flatnonzero(~table["greedy"])
         if drawn.size:
@@ -210,6 +223,19 @@ class Sampler:
             values = torch.cat([additions.values for _, additions in added])
             logits.index_put_((rows, columns), values, accumulate=True)
         return logits
+
+    def _masked(
+        self, adjusted: torch.Tensor, original: torch.Tensor, masks: Masks | None
+    ) -> torch.Tensor:
+        if masks is None:
+            return adjusted
+        rows, legal = masks
+        adjusted = adjusted.clone() if adjusted is original else adjusted
+        index = torch.tensor(rows, device=self._device)
+        banned = ~torch.from_numpy(legal).to(self._device)
+        if len(rows) == adjusted.shape[0]:
+            return adjusted.masked_fill_(banned, -torch.inf)
+        return adjusted.index_copy_(0, index, adjusted[index].masked_fill_(banned, -torch.inf))
 
     def _draw(
         self,

@@ -124,12 +124,18 @@ class Scheduler:
         request.leader = None
         request.status = RequestStatus.FINISHED
 
+    def append_forced(self, request: Request, token_id: int) -> None:
+        """Add a token to a running or paused request that nobody had to sample; it is run with the next."""
+        request.append(token_id)
+        request.match_generation = -1
+        self.counters.generated_tokens += 1
+
     def has_work(self) -> bool:
         """Whether any request is live."""
         return bool(self.running or self.waiting)
 
     def schedule(self) -> ScheduleBatch:
-        """Choose the next step and take the blocks it needs. Empty only if no request is live.
+        """Choose the next step and take the blocks it needs. Empty only if no request is live and unpaused.
 
         Raises:
             OutOfBlocks: not even one request fits, which the size of the pool rules out unless blocks
@@ -173,15 +179,16 @@ class Scheduler:
         """Waiting requests that could be admitted now, best first; none while all rows are taken."""
         if not self.waiting or not self._free_rows:
             return []
-        window = self.waiting.head(ADMISSION_WINDOW)
+        window = [r for r in self.waiting.head(ADMISSION_WINDOW) if not r.is_paused]
         for request in window:
             self._refresh_match(request)
         return self._order(window, self.config.max_overtakes)
 
     def _shares(self, candidates: Sequence[Request]) -> dict[Request, int]:
         """Tokens that each running request gets in this step."""
-        decodes = [r for r in self.running if r.num_remaining == 1]
-        prefills = sorted((r for r in self.running if r.num_remaining > 1), key=lambda r: r.age)
+        ready = [r for r in self.running if not r.is_paused]
+        decodes = [r for r in ready if r.num_remaining == 1]
+        prefills = sorted((r for r in ready if r.num_remaining > 1), key=lambda r: r.age)
         shares: dict[Request, int] = dict.fromkeys(decodes, 1)
         if prefills:
             budget = self._prefill_budget(len(decodes))

@@ -420,3 +420,47 @@ def test_a_plain_greedy_step_does_no_more_than_find_the_highest(
     monkeypatch.setattr(np, "sort", fail)
     logits = step_logits(0, 2)
     assert sampler.sample(logits, "ab").token_ids == logits.numpy().argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masked_rows_take_what_is_legal_and_the_others_are_as_without(temperature: float) -> None:
+    legal = np.zeros((2, VOCAB), dtype=np.bool_)
+    legal[0, [4, 9]] = legal[1, [30]] = True
+    plain, masked = make_sampler(), make_sampler()
+    for sampler in (plain, masked):
+        for row in range(4):
+            add(sampler, str(row), seed=row, temperature=temperature, logit_bias={7: 100.0})
+    for step in range(8):
+        logits = step_logits(step, 4)
+        before = logits.clone()
+        ids = [str(row) for row in range(4)]
+        free = plain.sample(logits, ids).token_ids
+        held = masked.sample(logits, ids, ([1, 3], legal)).token_ids
+        assert held[1] in (4, 9) and held[3] == 30
+        assert (held[0], held[2]) == (free[0], free[2])
+        assert torch.equal(logits, before)
+
+
+def test_a_mask_of_all_rows_is_applied_and_an_empty_one_is_an_error_of_its_row() -> None:
+    sampler = make_sampler()
+    add(sampler, "a")
+    add(sampler, "b")
+    legal = np.zeros((2, VOCAB), dtype=np.bool_)
+    legal[0, 3] = True
+    result = sampler.sample(step_logits(0, 2), ["a", "b"], ([0, 1], legal))
+    assert result.token_ids == [3, NO_TOKEN] and list(result.errors) == [1]
+
+
+def test_forced_tokens_count_as_if_they_had_been_sampled() -> None:
+    params: dict[str, Any] = {"frequency_penalty": 0.7, "temperature": 1.0}
+    told, asked = make_sampler(), make_sampler()
+    for sampler in (told, asked):
+        add(sampler, "x", seed=3, **params)
+    only = np.zeros((1, VOCAB), dtype=np.bool_)
+    only[0, 11] = True
+    for _ in range(2):
+        asked.sample(step_logits(0, 1), ["x"], ([0], only))
+    told.record_forced("x", [11, 11])
+    for step in range(1, 6):
+        logits = step_logits(step, 1)
+        assert told.sample(logits, ["x"]).token_ids == asked.sample(logits, ["x"]).token_ids
