@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 from ..engine.client import EngineClient
 from ..engine.messages import GenerateRequest
-from ..errors import DeadlineExceeded, EngineError, ServerDraining
+from ..errors import DeadlineExceeded, EngineError, InvalidRequest, ServerDraining
 from ..execution.randomness import derive_seed
 from ..request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from ..structured.constraint import Constraint
 from ..text.detokenizer import IncrementalDetokenizer
 from ..text.tokenizer import Tokenizer
 from .metrics import ServerMetrics
@@ -149,10 +150,7 @@ class Sample:
 
     def _text_of(self, output: RequestOutput) -> str:
         shown = output.token_ids
-        by_token = output.finish_reason is FinishReason.STOP and not isinstance(
-            output.stop_reason, str
-        )
-        if by_token and not self._keep_stop:
+        if output.ended_by_token and not self._keep_stop:
             # The last token is the end or stop token itself, which is no part of the answer.
             shown = shown[:-1]
         piece = self._detokenizer.push(shown)
@@ -210,6 +208,15 @@ class Generation:
             cached_tokens=sum(sample.num_cached_tokens for sample in firsts),
         )
 
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether only the engine can say that the request is valid."""
+        return self._constraint is not None
+
+    @property
+    def _constraint(self) -> Constraint | None:
+        return self._job.params[0].constraint
+
     def abort(self) -> None:
         """End what still runs. Safe to call twice, and after the end."""
         self._stream.abort()
@@ -222,6 +229,7 @@ class Generation:
         Raises:
             DeadlineExceeded: the request's own time limit passed.
             ServerDraining: the engine was stopped.
+            InvalidRequest: the engine cannot serve the request; mostly, its constraint is no good.
             EngineError: the engine failed on a sample, or died.
         """
         num_running = len(self.samples)
@@ -242,6 +250,10 @@ class Generation:
         raise EngineError("The engine's answer ended before all samples had finished.")
 
     def _failure(self, output: RequestOutput) -> Exception:
+        if output.invalid:
+            constraint = self._constraint
+            param = None if constraint is None else constraint.param
+            return InvalidRequest(output.error or "The request is not valid.", param=param)
         timeout = self._job.timeout
         if timeout is not None and time.perf_counter() - self._job.arrived >= timeout:
             return DeadlineExceeded(

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..request import MAX_LOGPROBS, SamplingParams
+from .constraints import constraint_of
 
 MAX_SAMPLES = 128
 # Beyond every vocabulary, where top_k cuts nothing; larger numbers would not fit a message.
@@ -45,6 +46,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         truncation_side: where they are cut off.
         return_tokens_as_token_ids: log-probabilities name tokens as `token_id:N`.
         request_id, rid: a name for the answer's `id`.
+        response_format, structured_outputs, regex, json_schema, ebnf, guided_*: what the answer must
+            match; see constraints.py.
     """
 
     model: str | None = None
@@ -80,6 +83,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: Annotated[str, Meta(max_length=256)] | None = None
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    ebnf: str | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
 
     @property
     def num_samples(self) -> int:
@@ -214,6 +227,7 @@ def sampling_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         include_stop_str_in_output=bool(keep_stop),
+        constraint=constraint_of(request),
         **values,
     )
 

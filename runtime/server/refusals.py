@@ -14,18 +14,9 @@ _NOTHING: tuple[Any, ...] = ()
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 
 COMMON: Mapping[str, tuple[Any, ...]] = {
-    "structured_outputs": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_grammar": _NOTHING,
-    "guided_json_object": (False,),
     "guided_whitespace_pattern": _NOTHING,
     "guided_decoding_backend": _NOTHING,
-    "regex": _NOTHING,
-    "ebnf": _NOTHING,
     "grammar": _EMPTY,
-    "json_schema": _NOTHING,
     "structural_tag": _NOTHING,
     "stop_regex": _EMPTY,
     "bad_words": _EMPTY,
@@ -54,7 +45,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "audio": _NOTHING,
     "modalities": (["text"], []),
     "web_search_options": _NOTHING,
@@ -69,7 +59,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
 COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **COMMON,
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "messages": _NOTHING,
 }
 

@@ -141,9 +141,29 @@ async def respond(
         RametError: as `Generation.deltas`, if the answer is not streamed.
     """
     if stream:
-        return EventStream(answer.events(generation), generation.abort)
+        events = answer.events(generation)
+        if generation.may_be_refused:
+            try:
+                events = await while_connected(request.receive, _begun(events))
+            except BaseException:
+                generation.abort()
+                raise
+        return EventStream(events, generation.abort)
     try:
         data = await while_connected(request.receive, answer.whole(generation))
     finally:
         generation.abort()
     return Response(data, media_type="application/json")
+
+
+async def _begun(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same events, once the first is there: until then an error can still be a status."""
+    first = await anext(events)
+
+    async def all_events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            yield first
+            async for data in events:
+                yield data
+
+    return all_events()

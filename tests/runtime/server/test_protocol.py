@@ -18,7 +18,6 @@ from ramet.runtime.server.protocol import (
 
 HI = [{"role": "user", "content": "hi"}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 TOOL = {"type": "function", "function": {"name": "ping"}}
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -77,15 +76,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"response_format": {"type": "sound"}}, "response_format"),
-    ({"response_format": SCHEMA}, "response_format"),
+    ({"response_format": 5}, "response_format"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+    ({"guided_choice": "a"}, "guided_choice"),
+    ({"regex": "a", "ebnf": "root ::= x"}, "ebnf"),
     ({"tools": [TOOL]}, "tools"),
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-    ({"guided_json": {}}, "guided_json"),
-    ({"regex": "a"}, "regex"),
-    ({"ebnf": "root ::= x"}, "ebnf"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"bad_words": ["x"]}, "bad_words"),
