@@ -84,12 +84,17 @@ class Executor:
         self._on_start: list[asyncio.Future[None]] = []
 
     def submit(self, node: nodes.Node) -> None:
-        """Add a node.
+        """Add a node; work starts at once if there is any.
 
         Raises:
             UsageError: a name is taken, the program has ended, or the branch was joined.
             Unsupported: the backend cannot do it.
         """
+        if self.enqueue(node):
+            self.session.loop.call_soon_threadsafe(self.wake)
+
+    def enqueue(self, node: nodes.Node) -> bool:
+        """Add a node as `submit` does, but leave it to the caller to `wake` this; whether that is due."""
         self._check_open()
         parts = node.nodes if isinstance(node, nodes.Nodes) else (node,)
         for part in parts:
@@ -98,10 +103,7 @@ class Executor:
             names = nodes.names_of(part)
             self.declare(names)
             self._queue.append(Op(lambda part=part: self._run(part), names))  # type: ignore[misc]
-        if any(isinstance(p, nodes.Gen | nodes.Select | nodes.ToolLoop) for p in parts):
-            self.session.loop.call_soon_threadsafe(self.wake)
-        elif any(isinstance(p, nodes.SeparateReasoning) for p in parts):
-            self.session.loop.call_soon_threadsafe(self.wake)
+        return any(isinstance(part, nodes.WORK) for part in parts)
 
     def declare(self, names: Sequence[str]) -> None:
         """Reserve variables.
@@ -290,7 +292,7 @@ class Executor:
             prompt=content.prompt(resolved),
             params=params,
             on_text=(lambda text: self.say(text, name)) if follows else None,
-            group=self.session,
+            group=self.session.group,
         )
         async with asyncio.timeout(params.timeout):
             generated = await self.session.backend.generate(request)
@@ -337,7 +339,7 @@ class Executor:
             options=node.options,
             unconditional=node.method.needs_unconditional,
             params=params,
-            group=self.session,
+            group=self.session.group,
         )
         async with asyncio.timeout(params.timeout):
             scored = await self.session.backend.score(request)

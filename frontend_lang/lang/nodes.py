@@ -168,6 +168,10 @@ class SeparateReasoning(Node):
         return [f"{indent}separate_reasoning:", *self.gen.lines(indent + "  ")]
 
 
+# Nodes for which a backend has something to do; all others can wait for the next of these.
+WORK = (Gen, Select, ToolLoop, SeparateReasoning)
+
+
 def sequence(items: Sequence[Addable]) -> Node:
     """The items one after the other; None and "" are nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from . import nodes
@@ -55,6 +56,11 @@ class Session:
         """The chat template's frames, or None."""
         return self.backend.frames
 
+    @property
+    def group(self) -> object:
+        """What requests that may travel together have in common; None if there is only one state."""
+        return self if len(self.executors) > 1 else None
+
     def check_open(self) -> None:
         """Pass if the program still runs.
 
@@ -73,6 +79,15 @@ class Session:
             node = node.gen
         if isinstance(node, nodes.Gen | nodes.ToolLoop):
             self.backend.check(node.params)
+
+    def wake(self, executors: Sequence[Executor]) -> None:
+        """Start the work of several states in one turn of the loop. Callable on any thread."""
+
+        def wake() -> None:
+            for executor in executors:
+                executor.wake()
+
+        self.loop.call_soon_threadsafe(wake)
 
     def limit(self, seconds: float) -> None:
         """Cancel the program if it has not ended so many seconds from now."""

@@ -348,8 +348,18 @@ class StateGroup:
             items = [other(index) for index in range(len(self.states))]
         else:
             items = [other] * len(self.states)
-        for state, item in zip(self.states, items, strict=True):
-            state += item
+        if any(callable(item) and not isinstance(item, nodes.Node) for item in items):
+            for state, item in zip(self.states, items, strict=True):
+                state += item
+            return self
+        added = [nodes.as_node(item) for item in items]
+        due = [
+            state._executor
+            for state, node in zip(self.states, added, strict=True)
+            if state._executor.enqueue(node)
+        ]
+        if due:
+            self._source._executor.session.wake(due)
         return self
 
     def join(self, mode: JoinMode = "gather_variable") -> None:

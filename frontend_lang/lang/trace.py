@@ -69,6 +69,11 @@ class TraceExecutor:
     observed: bool = False
     log: None = None
 
+    def enqueue(self, node: nodes.Node) -> bool:
+        """Write a node down; there is never anything to start."""
+        self.submit(node)
+        return False
+
     def submit(self, node: nodes.Node) -> None:
         """Write a node down."""
         for part in node.nodes if isinstance(node, nodes.Nodes) else (node,):

@@ -50,7 +50,8 @@ class GenRequest:
     Attributes:
         params: merged; `n` samples are wanted.
         on_text: called with new text of the first sample, in order; None if nobody looks.
-        group: requests with the same group belong to one program, and may travel together.
+        group: requests with the same group belong to one program and may travel together; None for one
+            that has no siblings.
     """
 
     prompt: Prompt

@@ -1,6 +1,6 @@
 """A ramet server, by its native route: token ids travel, and siblings travel together.
 
-Requests of one program that are made within a millisecond become one call, so that a fork of sixteen is
+Requests of one program that are made at once become one call, so that a fork of sixteen is
 one round trip and one batch.
 """
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_TOGETHER = 256
-_GATHER_SECONDS = 0.001
+# A body's thread may still be adding to the other branches of a fork. A pause as long as the interpreter
+# lets one thread run says that it is done; nobody waits longer than the second number.
+_PAUSE_SECONDS, _MAX_WAIT_SECONDS = 0.005, 0.03
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +44,15 @@ class _Call:
     )
 
 
+@dataclass(slots=True)
+class _Gathered:
+    """Requests of one program that will travel together."""
+
+    calls: list[_Call]
+    timer: asyncio.TimerHandle | None = None
+    latest: float = 0.0
+
+
 class RuntimeEndpoint:
     """A ramet server as a backend.
 
@@ -56,7 +67,7 @@ class RuntimeEndpoint:
     ) -> None:
         self._http = Http(base_url.rstrip("/"), api_key)
         self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
-        self._gathered: dict[object, list[_Call]] = {}
+        self._gathered: dict[object, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.frames: Frames | None = Frames(self._render)
 
@@ -115,22 +126,31 @@ class RuntimeEndpoint:
         self, body: dict[str, Any], group: object, on_text: Callable[[str], None] | None
     ) -> dict[str, Any]:
         call = _Call(body, on_text)
-        waiting = self._gathered.setdefault(group, [])
-        waiting.append(call)
-        if len(waiting) == 1:
-            # The body's thread may still be adding to the other branches of a fork.
-            asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._depart, group)
+        if group is None:
+            self._send([call])
+            return await call.result
+        waiting = self._gathered.setdefault(group, _Gathered([]))
+        waiting.calls.append(call)
+        loop = asyncio.get_running_loop()
+        if waiting.timer is None:
+            waiting.latest = loop.time() + _MAX_WAIT_SECONDS
+        else:
+            waiting.timer.cancel()
+        when = min(loop.time() + _PAUSE_SECONDS, waiting.latest)
+        waiting.timer = loop.call_at(when, self._depart, group)
         return await call.result
 
     def _depart(self, group: object) -> None:
-        calls = self._gathered.pop(group)
+        calls = [call for call in self._gathered.pop(group).calls if not call.result.done()]
         for start in range(0, len(calls), _MAX_TOGETHER):
-            part = calls[start : start + _MAX_TOGETHER]
-            task = asyncio.ensure_future(self._travel(part))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            for call in part:
-                call.result.add_done_callback(_ends_when_all_left(part, task))
+            self._send(calls[start : start + _MAX_TOGETHER])
+
+    def _send(self, calls: list[_Call]) -> None:
+        task = asyncio.ensure_future(self._travel(calls))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        for call in calls:
+            call.result.add_done_callback(_ends_when_all_left(calls, task))
 
     async def _travel(self, calls: list[_Call]) -> None:
         body = {"requests": [call.body for call in calls], "stream": True}
