@@ -10,10 +10,12 @@ It knows tokens, blocks and ages; nothing of tensors, text or time of day. One s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ramet.radix import PrefixCache
+from ramet.radix import IntegrityError, PrefixCache, PrefixHandle
 
 from ..config import SchedulerConfig
 from ..errors import OutOfBlocks
@@ -22,6 +24,8 @@ from .chunking import StepTimeModel, split_budget
 from .inflight import must_wait
 from .policy import POLICIES
 from .waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
 
 ADMISSION_WINDOW = 128
 """Waiting requests looked at per step, oldest first: what bounds the cost of ordering them."""
@@ -259,8 +263,12 @@ class Scheduler:
             self._commit(request)
         assert request.handle is not None
         num_shared = request.handle.num_tokens // self.cache.block_size
-        self.cache.free(request.block_table[num_shared:])
-        self.cache.release(request.handle)
+        try:
+            self.cache.free(request.block_table[num_shared:])
+            self.cache.release(request.handle)
+        except (IntegrityError, ValueError):
+            self._repair()
+            give_up_what_is_left(self.cache, request.handle, request.block_table[num_shared:])
         request.handle = None
         request.block_table = []
         request.num_computed = 0
@@ -275,12 +283,22 @@ class Scheduler:
             # Commit may replace blocks that others computed too, from the old handle's end on.
             num_shared = request.handle.num_tokens // self.cache.block_size
             request.num_synced_blocks = min(request.num_synced_blocks, num_shared)
-            request.handle = self.cache.commit(
-                request.handle,
-                request.token_ids,
-                request.block_table,
-                num_tokens=request.num_computed,
-            )
+            try:
+                request.handle = self.cache.commit(
+                    request.handle,
+                    request.token_ids,
+                    request.block_table,
+                    num_tokens=request.num_computed,
+                )
+            except (IntegrityError, ValueError):
+                self._repair()  # the request goes on with its own blocks, unshared
+
+    def _repair(self) -> None:
+        """Quarantine what the cache's damaged accounting cannot vouch for, and go on."""
+        num_blocks = self.cache.audit()
+        logger.exception(
+            "the KV cache's accounting was damaged: %d blocks are out of use", num_blocks
+        )
 
     def _admit(self, candidates: Sequence[Request], plan: _StepPlan) -> None:
         """Admit waiting requests while there are rows, tokens and blocks for them."""
@@ -390,3 +408,12 @@ def _count_overtaking(admitted: Request, candidates: Sequence[Request], limit: i
             request.num_overtaken += 1
             reached = reached or request.num_overtaken == limit
     return reached
+
+
+def give_up_what_is_left(cache: PrefixCache, handle: PrefixHandle, block_ids: list[int]) -> None:
+    """Return blocks and a handle to a cache that was repaired: what it does not know of is its own."""
+    for block_id in block_ids:
+        with suppress(ValueError):
+            cache.free([block_id])
+    with suppress(ValueError):
+        cache.release(handle)

@@ -538,3 +538,32 @@ def test_with_blocks_in_quarantine_only_what_does_not_fit_any_more_ends(load: Lo
         assert driver.last(name).finish_reason is FinishReason.ERROR
         assert "does not fit" in (driver.last(name).error or "")
     assert driver.generate(prompt(2, 10), max_tokens=30) == wanted
+
+
+@pytest.mark.parametrize("counter", ["_private", "_pins", "_tree_refs"])
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_damage_met_while_a_request_ends_is_quarantined_and_takes_nobody_with_it(
+    load: Load, counter: str, end: str
+) -> None:
+    wanted = load().generate(prompt(9, 40), max_tokens=20)
+    driver = load()
+    driver.add("other", prompt(9, 40), max_tokens=20)
+    driver.add("damaged", prompt(1, 30), max_tokens=8)
+    for _ in range(3):
+        driver.step()
+    (damaged,) = (r for r in driver.core.scheduler.running if r.request_id == "damaged")
+    block = damaged.block_table[-1 if counter == "_private" else 0]
+    getattr(driver.core._cache._allocator, counter)[block] -= 1
+    if end == "abort":
+        driver.core.abort(["damaged"])
+    for _ in range(60):
+        if not driver.core.has_work():
+            break
+        for output in driver.core.step():
+            driver.answers.setdefault(output.request_id, []).append(output)
+    assert driver.last("damaged").finished
+    assert driver.tokens("other") == wanted
+    driver.core._audited -= 1000
+    driver.core.rest()
+    driver.core.check_integrity()
+    assert driver.generate(prompt(9, 40), max_tokens=20) == wanted
