@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -104,7 +105,8 @@ def llguidance_compiler(tokenizer_json: str, eos_id: int) -> Compile:
 def xgrammar_compiler(tokenizer_json: str, eos_id: int) -> Compile:
     """Grammars of xgrammar; open objects, as the standard has them."""
     import tokenizers
-    import xgrammar  # type: ignore[import-not-found]
+
+    xgrammar = import_module("xgrammar")
 
     fast = tokenizers.Tokenizer.from_str(tokenizer_json)
     vocabulary = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size())]
@@ -136,7 +138,7 @@ def xgrammar_compiler(tokenizer_json: str, eos_id: int) -> Compile:
 
 def outlines_compiler(tokenizer_json: str, eos_id: int) -> Compile:
     """Indexes of outlines-core: schema to regular expression to a table over the vocabulary."""
-    import outlines_core  # type: ignore[import-not-found]
+    outlines_core = import_module("outlines_core")
     import tokenizers
 
     fast = tokenizers.Tokenizer.from_str(tokenizer_json)
