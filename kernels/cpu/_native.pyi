@@ -39,18 +39,7 @@ class HeadsJob:
         /,
     ) -> None: ...
 
-class Engine:
-    def __init__(self, isa: str, num_threads: int, /) -> None: ...
-    def pack(
-        self,
-        dtype: int,
-        weight: int,
-        bias: int,
-        out_features: int,
-        in_features: int,
-        gated: bool,
-        /,
-    ) -> PackedLinear: ...
+class OpSink:
     def linear(
         self,
         weight: PackedLinear,
@@ -63,8 +52,28 @@ class Engine:
         out: int,
         /,
     ) -> None: ...
+    def logits(
+        self,
+        weight: PackedLinear,
+        x: int,
+        x_stride: int,
+        num_rows: int,
+        softcap: float,
+        out: int,
+        /,
+    ) -> None: ...
     def embedding(
-        self, weight: PackedLinear, token_ids: int, num_tokens: int, out: int, /
+        self, weight: PackedLinear, token_ids: int, num_tokens: int, scale: float, out: int, /
+    ) -> None: ...
+    def take_rows(
+        self,
+        x: int,
+        num_source_rows: int,
+        row_bytes: int,
+        rows: int,
+        num_rows: int,
+        out: int,
+        /,
     ) -> None: ...
     def norm(
         self,
@@ -94,19 +103,6 @@ class Engine:
         /,
     ) -> None: ...
     def heads(self, jobs: list[HeadsJob], num_tokens: int, /) -> None: ...
-    def plan(
-        self,
-        cu_seqlens: int,
-        kv_lens: int,
-        block_tables: int,
-        num_seqs: int,
-        max_num_blocks: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        /,
-    ) -> AttentionPlan: ...
     def attention(
         self,
         plan: AttentionPlan,
@@ -123,5 +119,47 @@ class Engine:
         window: int,
         out: int,
         lse: int,
+        /,
+    ) -> None: ...
+
+class Program(OpSink):
+    def __init__(self) -> None: ...
+    def declare(self, address: int, num_bytes: int, rows: int, row_bytes: int, /) -> None: ...
+    def declare_input(self, address: int, num_bytes: int, rows: int, /) -> None: ...
+    def finish(self, result: int, /) -> None: ...
+
+class Engine(OpSink):
+    def __init__(self, isa: str, num_threads: int, /) -> None: ...
+    def pack(
+        self,
+        dtype: int,
+        weight: int,
+        bias: int,
+        out_features: int,
+        in_features: int,
+        gated: bool,
+        /,
+    ) -> PackedLinear: ...
+    def plan(
+        self,
+        cu_seqlens: int,
+        kv_lens: int,
+        block_tables: int,
+        num_seqs: int,
+        max_num_blocks: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        /,
+    ) -> AttentionPlan: ...
+    def run(
+        self,
+        program: Program,
+        num_tokens: int,
+        num_logit_rows: int,
+        plan: AttentionPlan,
+        inputs: list[int],
+        result: int,
         /,
     ) -> None: ...

@@ -8,12 +8,12 @@ its prefix alone: not on what else is in the batch, how a prompt was chunked, or
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ..composed import ComposedKernels
 from ..cores import num_physical_cores
-from ..ops import AttentionPlan, AttentionShape, PackedLinear
+from ..ops import AttentionPlan, AttentionShape, Kernels, PackedLinear, StepInputs
 from . import _native
 from .arguments import (
     DTYPES,
@@ -43,7 +43,7 @@ class CpuPlan:
         self._tables = tables
 
 
-class CpuKernels(ComposedKernels):
+class CpuKernels:
     """The `Kernels` protocol in C++.
 
     Args:
@@ -59,7 +59,9 @@ class CpuKernels(ComposedKernels):
         self.num_threads = num_physical_cores() if num_threads is None else num_threads
         if self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
-        self._native = _native.Engine(self.isa, self.num_threads)
+        self._engine = _native.Engine(self.isa, self.num_threads)
+        # Where ops go: the engine runs them at once.
+        self._native: _native.OpSink = self._engine
 
     @property
     def name(self) -> str:
@@ -94,7 +96,7 @@ class CpuKernels(ComposedKernels):
             )
         weight = weight.detach().contiguous()
         bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
-        return self._native.pack(
+        return self._engine.pack(
             code_of(weight),
             weight.data_ptr(),
             address(bias),
@@ -119,7 +121,7 @@ class CpuKernels(ComposedKernels):
         if not native.gated:
             raise ValueError("the weight was not packed by pack_gated_linear")
         x = self._checked_input(x, native)
-        out = x.new_empty((x.shape[0], native.out_features // 2))
+        out = self._new((x.shape[0], native.out_features // 2), x.dtype)
         self._native.linear(
             native,
             x.data_ptr(),
@@ -136,7 +138,7 @@ class CpuKernels(ComposedKernels):
         self, x: torch.Tensor, native: _native.PackedLinear, residual: torch.Tensor | None
     ) -> torch.Tensor:
         x = self._checked_input(x, native)
-        out = x.new_empty((x.shape[0], native.out_features))
+        out = self._new((x.shape[0], native.out_features), x.dtype)
         stride = 0
         if residual is not None:
             if residual.shape != out.shape or residual.dtype != x.dtype:
@@ -155,6 +157,18 @@ class CpuKernels(ComposedKernels):
             stride,
             0,
             out.data_ptr(),
+        )
+        return out
+
+    def logits(
+        self, x: torch.Tensor, weight: PackedLinear, softcap: float | None = None
+    ) -> torch.Tensor:
+        """See `Kernels.logits`; bfloat16 is widened in place."""
+        native = plain(weight)
+        x = self._checked_input(x, native)
+        out = self._new((x.shape[0], native.out_features), torch.float32)
+        self._native.logits(
+            native, x.data_ptr(), x.stride(0), x.shape[0], softcap or 0.0, out.data_ptr()
         )
         return out
 
@@ -177,13 +191,36 @@ class CpuKernels(ComposedKernels):
         """
         native = packed(weight)
         token_ids = int64(token_ids, "token_ids")
-        out = torch.empty((token_ids.shape[0], native.in_features), dtype=DTYPES[native.dtype])
-        self._native.embedding(native, token_ids.data_ptr(), token_ids.shape[0], out.data_ptr())
-        return out if scale is None else out * scale
+        out = self._new((token_ids.shape[0], native.in_features), DTYPES[native.dtype])
+        self._native.embedding(
+            native,
+            token_ids.data_ptr(),
+            token_ids.shape[0],
+            1.0 if scale is None else scale,
+            out.data_ptr(),
+        )
+        return out
 
     def take_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.take_rows`."""
-        return x[rows]
+        """See `Kernels.take_rows`.
+
+        Raises:
+            ValueError: x is not `[num_tokens, n]`.
+            IndexError: a row is not one of x.
+        """
+        if x.dim() != 2:
+            raise ValueError(f"x must be [num_tokens, n], not {list(x.shape)}")
+        x, rows = x.contiguous(), int64(rows, "rows")
+        out = self._new((rows.shape[0], x.shape[1]), x.dtype)
+        self._native.take_rows(
+            x.data_ptr(),
+            x.shape[0],
+            x.shape[1] * x.itemsize,
+            rows.data_ptr(),
+            rows.shape[0],
+            out.data_ptr(),
+        )
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
@@ -211,13 +248,13 @@ class CpuKernels(ComposedKernels):
             )
         if x.dim() not in (2, 3) or x.stride(-1) != 1:
             x = x.contiguous()
-        weight = weight.contiguous()
+        weight = self._constant(weight)
         num_inner = x.shape[1] if x.dim() == 3 else 1
         outer, inner = (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
         if x.dim() not in (2, 3):
             outer = row_size
-        out = torch.empty(x.shape, dtype=x.dtype)
-        total = out if residual is None else torch.empty_like(out)
+        out = self._new(x.shape, x.dtype)
+        total = out if residual is None else self._new(out.shape, out.dtype)
         num_rows = x.numel() // row_size
         self._native.norm(
             code_of(x),
@@ -242,7 +279,7 @@ class CpuKernels(ComposedKernels):
             raise ValueError(f"gate_up must be [num_tokens, 2 * n], not {list(gate_up.shape)}")
         gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
         num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty((num_rows, num_columns))
+        out = self._new((num_rows, num_columns), gate_up.dtype)
         self._native.gate(
             code_of(gate_up),
             gate_up.data_ptr(),
@@ -258,9 +295,9 @@ class CpuKernels(ComposedKernels):
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernels.rotary_embedding`."""
-        rotation = Rotation(positions, cos_sin, q)
+        rotation = Rotation(positions, self._constant(cos_sin), q)
         q, k = unit_stride(q), unit_stride(k)
-        out_q, out_k = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k))
+        out_q, out_k = (self._new(x.shape, x.dtype) for x in (q, k))
         self._native.heads(
             [heads_job(q, out_q, rotation=rotation), heads_job(k, out_k, rotation=rotation)],
             q.shape[0],
@@ -296,10 +333,10 @@ class CpuKernels(ComposedKernels):
     ) -> torch.Tensor:
         """See `Kernels.rotary_store_kv`; one pass."""
         check_caches(k_cache, v_cache, k.shape[1:])
-        rotation = Rotation(positions, cos_sin, q)
+        rotation = Rotation(positions, self._constant(cos_sin), q)
         slots = slots_of(slot_mapping, k)
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = self._new(q.shape, q.dtype)
         self._native.heads(
             [
                 heads_job(q, out, rotation=rotation),
@@ -336,7 +373,7 @@ class CpuKernels(ComposedKernels):
                 f"must have {num_seqs + 1} and {num_seqs} rows for {num_seqs} kv_lens"
             )
         tables = tuple(tensor.contiguous() for tensor in (cu_seqlens, kv_lens, block_tables))
-        native = self._native.plan(
+        native = self._engine.plan(
             tables[0].data_ptr(),
             tables[1].data_ptr(),
             tables[2].data_ptr(),
@@ -375,8 +412,8 @@ class CpuKernels(ComposedKernels):
                 f"the cache's blocks are of {k_cache.shape[1]}, not {shape.block_size}"
             )
         q = unit_stride(q)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        out = self._new(q.shape, q.dtype)
+        lse = self._new(q.shape[:2], torch.float32)
         self._native.attention(
             plan.native,
             code_of(q),
@@ -395,6 +432,14 @@ class CpuKernels(ComposedKernels):
         )
         return out, lse
 
+    def compile(
+        self, forward: Callable[[Kernels, StepInputs], torch.Tensor]
+    ) -> Callable[[StepInputs], torch.Tensor]:
+        """See `Kernels.compile`; calls it once, and replays its ops without Python."""
+        from .program import CpuProgram
+
+        return CpuProgram(self, self._engine, forward)
+
     def merge_states(
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -405,3 +450,11 @@ class CpuKernels(ComposedKernels):
         weight_a = torch.exp(lse_a - reference).unsqueeze(-1)
         weight_b = torch.exp(lse_b - reference).unsqueeze(-1)
         return (weight_a * out_a.float() + weight_b * out_b.float()).to(out_a.dtype), lse
+
+    def _new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for the result of an op."""
+        return torch.empty(shape, dtype=dtype)
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A weight or table that an op reads, dense."""
+        return tensor.contiguous()

@@ -3,15 +3,17 @@
 // Addresses come as integers, strides in elements. kernels/cpu/kernels.py is the only caller and checks
 // shapes and dtypes; what only this side knows is checked here and raised as ValueError.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <climits>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
-#include "attention_plan.h"
-#include "dense_ops.h"
 #include "features.h"
+#include "program.h"
 
 namespace py = pybind11;
 
@@ -58,17 +60,8 @@ py::tuple available_isas() {
     return names;
 }
 
-void check_range(const std::int64_t* values, int count, std::int64_t end, const char* what) {
-    if (!values) return;
-    for (int i = 0; i < count; ++i) {
-        if (values[i] >= 0 && values[i] < end) continue;
-        throw std::out_of_range(std::string(what) + " " + std::to_string(values[i]) +
-                                " is outside of 0 ... " + std::to_string(end - 1));
-    }
-}
-
-// The threads and the instruction set of one CpuKernels; every op holds the pool's mutex, not the GIL.
-class Engine {
+// The threads and the instruction set of one CpuKernels. What runs holds the pool's mutex, not the GIL.
+class Engine : public OpSink {
   public:
     Engine(const std::string& isa, int num_threads)
         : pool_(num_threads), compute_{table_of(isa_named(isa)), pool_} {}
@@ -78,53 +71,6 @@ class Engine {
         const Guard guard(pool_);
         return std::make_unique<PackedLinear>(arena_, static_cast<DType>(dtype), at(weight), at(bias),
                                               out_features, in_features, gated);
-    }
-
-    void linear(const PackedLinear& weight, Address x, Stride x_stride, int num_rows,
-                Address residual, Stride residual_stride, int activation, Address out) {
-        const Guard guard(pool_);
-        run_linear(compute_, weight,
-                   {at(x), x_stride, num_rows, at(residual), residual_stride,
-                    static_cast<Activation>(activation), at(out)});
-    }
-
-    void embedding(const PackedLinear& weight, Address token_ids, int num_tokens, Address out) {
-        const Guard guard(pool_);
-        const auto* ids = at<const std::int64_t>(token_ids);
-        check_range(ids, num_tokens, weight.out_features(), "token id");
-        run_embedding(compute_, weight, ids, num_tokens, at(out));
-    }
-
-    void norm(int dtype, Address x, Stride outer_stride, Stride inner_stride, int num_inner,
-              int num_rows, Address residual, Address total, Address weight, float eps, int row_size,
-              Address out) {
-        const Guard guard(pool_);
-        run_norm(compute_,
-                 {static_cast<DType>(dtype), at(x), outer_stride, inner_stride, num_inner,
-                  at(residual), at(total), at<const float>(weight), eps, row_size, at(out)},
-                 num_rows);
-    }
-
-    void gate(int dtype, Address gate_up, Stride stride, int activation, int num_rows,
-              int num_columns, Address out) {
-        const Guard guard(pool_);
-        run_gate(compute_,
-                 {static_cast<DType>(dtype), at(gate_up), stride, static_cast<Activation>(activation),
-                  num_columns, at(out)},
-                 num_rows);
-    }
-
-    void heads(const py::list& jobs, int num_tokens) {
-        HeadsJob parsed[3];
-        if (jobs.size() > 3) throw std::invalid_argument("at most three jobs");
-        for (std::size_t i = 0; i < jobs.size(); ++i) {
-            parsed[i] = jobs[i].cast<HeadsJob>();
-            check_range(parsed[i].positions, num_tokens, parsed[i].max_positions, "position");
-            check_range(parsed[i].slots, num_tokens, parsed[i].num_slots, "slot");
-        }
-        const py::gil_scoped_release release;
-        const Guard guard(pool_);
-        run_heads(compute_, parsed, static_cast<int>(jobs.size()), num_tokens);
     }
 
     std::unique_ptr<AttentionPlan> plan(Address cu_seqlens, Address kv_lens, Address block_tables,
@@ -137,29 +83,17 @@ class Engine {
                                                pool_.size());
     }
 
-    void attention(const AttentionPlan& plan, int q_dtype, Address q, Stride q_token_stride,
-                   Stride q_head_stride, int kv_dtype, int num_blocks, Address k_cache,
-                   Address v_cache, float scale, float softcap, int window, Address out, Address lse) {
-        plan.check_blocks(num_blocks);
+    void submit(const Op& op) override {
         const Guard guard(pool_);
-        AttentionTask layer{};
-        layer.q_dtype = static_cast<DType>(q_dtype);
-        layer.kv_dtype = static_cast<DType>(kv_dtype);
-        layer.q = at(q);
-        layer.q_token_stride = q_token_stride;
-        layer.q_head_stride = q_head_stride;
-        layer.k_cache = at(k_cache);
-        layer.v_cache = at(v_cache);
-        layer.num_heads = plan.num_heads();
-        layer.num_kv_heads = plan.num_kv_heads();
-        layer.head_dim = plan.head_dim();
-        layer.block_size = plan.block_size();
-        layer.scale = scale;
-        layer.softcap = softcap;
-        layer.window = window == 0 ? INT_MAX : window;
-        layer.out = at(out);
-        layer.lse = at<float>(lse);
-        run_attention(compute_, plan, layer);
+        std::visit([&](const auto& op) { op.run(compute_); }, op);
+    }
+
+    void run(Program& program, int num_tokens, int num_logit_rows, const AttentionPlan& plan,
+             const std::vector<Address>& inputs, Address result) {
+        std::vector<void*> pointers;
+        for (const Address input : inputs) pointers.push_back(at(input));
+        const Guard guard(pool_);
+        program.run(compute_, {num_tokens, num_logit_rows}, plan, pointers, at(result));
     }
 
   private:
@@ -172,6 +106,76 @@ class Engine {
     Compute compute_;
     Arena arena_;
 };
+
+void linear(OpSink& sink, const PackedLinear& weight, Address x, Stride x_stride, int num_rows,
+            Address residual, Stride residual_stride, int activation, Address out) {
+    const int num_columns = activation == 0 ? weight.out_features() : weight.out_features() / 2;
+    sink.submit(LinearOp{&weight,
+                         {at(x), x_stride, num_rows, at(residual), residual_stride,
+                          static_cast<Activation>(activation), at(out), num_columns}});
+}
+
+void logits(OpSink& sink, const PackedLinear& weight, Address x, Stride x_stride, int num_rows,
+            float softcap, Address out) {
+    sink.submit(LogitsOp{&weight, at(x), x_stride, num_rows, softcap, at<float>(out)});
+}
+
+void embedding(OpSink& sink, const PackedLinear& weight, Address token_ids, int num_tokens,
+               float scale, Address out) {
+    sink.submit(
+        EmbeddingOp{&weight, at<const std::int64_t>(token_ids), num_tokens, scale, at(out)});
+}
+
+void take_rows(OpSink& sink, Address x, int num_source_rows, std::size_t row_bytes, Address rows,
+               int num_rows, Address out) {
+    sink.submit(TakeRowsOp{at(x), num_source_rows, row_bytes, at<const std::int64_t>(rows), num_rows,
+                           at(out)});
+}
+
+void norm(OpSink& sink, int dtype, Address x, Stride outer_stride, Stride inner_stride, int num_inner,
+          int num_rows, Address residual, Address total, Address weight, float eps, int row_size,
+          Address out) {
+    sink.submit(NormOp{{static_cast<DType>(dtype), at(x), outer_stride, inner_stride, num_inner,
+                        at(residual), at(total), at<const float>(weight), eps, row_size, at(out)},
+                       num_rows});
+}
+
+void gate(OpSink& sink, int dtype, Address gate_up, Stride stride, int activation, int num_rows,
+          int num_columns, Address out) {
+    sink.submit(GateOp{{static_cast<DType>(dtype), at(gate_up), stride,
+                        static_cast<Activation>(activation), num_columns, at(out)},
+                       num_rows});
+}
+
+void heads(OpSink& sink, const std::vector<HeadsJob>& jobs, int num_tokens) {
+    if (jobs.size() > HeadsOp::kMaxJobs) throw std::invalid_argument("too many jobs");
+    HeadsOp op{{}, static_cast<int>(jobs.size()), num_tokens};
+    std::copy(jobs.begin(), jobs.end(), op.jobs);
+    sink.submit(op);
+}
+
+void attention(OpSink& sink, const AttentionPlan& plan, int q_dtype, Address q, Stride q_token_stride,
+               Stride q_head_stride, int kv_dtype, int num_blocks, Address k_cache, Address v_cache,
+               float scale, float softcap, int window, Address out, Address lse) {
+    AttentionTask layer{};
+    layer.q_dtype = static_cast<DType>(q_dtype);
+    layer.kv_dtype = static_cast<DType>(kv_dtype);
+    layer.q = at(q);
+    layer.q_token_stride = q_token_stride;
+    layer.q_head_stride = q_head_stride;
+    layer.k_cache = at(k_cache);
+    layer.v_cache = at(v_cache);
+    layer.num_heads = plan.num_heads();
+    layer.num_kv_heads = plan.num_kv_heads();
+    layer.head_dim = plan.head_dim();
+    layer.block_size = plan.block_size();
+    layer.scale = scale;
+    layer.softcap = softcap;
+    layer.window = window == 0 ? INT_MAX : window;
+    layer.out = at(out);
+    layer.lse = at<float>(lse);
+    sink.submit(AttentionOp{&plan, layer, num_blocks});
+}
 
 HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Stride head_stride,
                    int num_heads, int head_dim, int rotary_dim, Address positions,
@@ -213,16 +217,30 @@ PYBIND11_MODULE(_native, module) {
     py::class_<AttentionPlan>(module, "AttentionPlan")
         .def_property_readonly("num_tokens", &AttentionPlan::num_tokens);
     const auto no_gil = py::call_guard<py::gil_scoped_release>();
-    py::class_<Engine>(module, "Engine")
+    py::class_<OpSink>(module, "OpSink")
+        .def("linear", &linear, no_gil)
+        .def("logits", &logits, no_gil)
+        .def("embedding", &embedding, no_gil)
+        .def("take_rows", &take_rows, no_gil)
+        .def("norm", &norm, no_gil)
+        .def("gate", &gate, no_gil)
+        .def("heads", &heads, no_gil)
+        .def("attention", &attention, no_gil);
+    py::class_<Program, OpSink>(module, "Program")
+        .def(py::init())
+        .def("declare", [](Program& self, Address address, std::size_t bytes, int rows,
+                           std::size_t row_bytes) {
+            self.declare(at(address), bytes, static_cast<Rows>(rows), row_bytes);
+        })
+        .def("declare_input", [](Program& self, Address address, std::size_t bytes, int rows) {
+            self.declare_input(at(address), bytes, static_cast<Rows>(rows));
+        })
+        .def("finish", [](Program& self, Address result) { self.finish(at(result)); });
+    py::class_<Engine, OpSink>(module, "Engine")
         .def(py::init<const std::string&, int>())
         .def("pack", &Engine::pack, no_gil)
-        .def("linear", &Engine::linear, no_gil)
-        .def("embedding", &Engine::embedding, no_gil)
-        .def("norm", &Engine::norm, no_gil)
-        .def("gate", &Engine::gate, no_gil)
-        .def("heads", &Engine::heads)
         .def("plan", &Engine::plan)
-        .def("attention", &Engine::attention, no_gil);
+        .def("run", &Engine::run, no_gil);
 }
 
 }  // namespace ramet

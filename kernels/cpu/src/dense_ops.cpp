@@ -49,6 +49,11 @@ void pack_activations(ThreadPool& pool, const LinearCall& call, int in_features,
     });
 }
 
+template <class T>
+void scale_row(T* row, int size, float scale) {
+    for (int i = 0; i < size; ++i) assign(row + i, to_float(row[i]) * scale);
+}
+
 }  // namespace
 
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call) {
@@ -67,7 +72,7 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
     }
     const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
                         call.num_rows,  num_columns,     weight.bias(),   call.residual,
-                        call.residual_stride, call.activation, call.out, num_columns};
+                        call.residual_stride, call.activation, call.out, call.out_stride};
 
     const int block_rows = static_cast<int>(
         larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
@@ -84,14 +89,32 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
 }
 
 void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,
-                   int num_tokens, void* out) {
-    const std::size_t row_bytes = weight.in_features() * dtype_size(weight.dtype());
-    split_range(compute.pool, num_tokens, rows_per_piece(weight.in_features()),
-                [&](int first, int last) {
-                    for (int i = first; i < last; ++i) {
-                        weight.unpack_row(token_ids[i], static_cast<std::byte*>(out) + i * row_bytes);
-                    }
-                });
+                   int num_tokens, float scale, void* out) {
+    const int row_size = weight.in_features();
+    const std::size_t row_bytes = row_size * dtype_size(weight.dtype());
+    split_range(compute.pool, num_tokens, rows_per_piece(row_size), [&](int first, int last) {
+        for (int i = first; i < last; ++i) {
+            std::byte* row = static_cast<std::byte*>(out) + i * row_bytes;
+            weight.unpack_row(token_ids[i], row);
+            if (scale == 1.0f) continue;
+            if (weight.dtype() == DType::bf16) {
+                scale_row(reinterpret_cast<bf16*>(row), row_size, scale);
+            } else {
+                scale_row(reinterpret_cast<float*>(row), row_size, scale);
+            }
+        }
+    });
+}
+
+void run_take_rows(const Compute& compute, const void* x, std::size_t row_bytes,
+                   const std::int64_t* rows, int num_rows, void* out) {
+    const auto row_size = static_cast<std::int64_t>(row_bytes / sizeof(float)) + 1;
+    split_range(compute.pool, num_rows, rows_per_piece(row_size), [&](int first, int last) {
+        for (int i = first; i < last; ++i) {
+            std::memcpy(static_cast<std::byte*>(out) + i * row_bytes,
+                        static_cast<const std::byte*>(x) + rows[i] * row_bytes, row_bytes);
+        }
+    });
 }
 
 void run_norm(const Compute& compute, const NormJob& job, int num_rows) {
@@ -102,6 +125,11 @@ void run_norm(const Compute& compute, const NormJob& job, int num_rows) {
 void run_gate(const Compute& compute, const GateJob& job, int num_rows) {
     split_range(compute.pool, num_rows, rows_per_piece(job.num_columns),
                 [&](int first, int last) { compute.kernels.gate(job, first, last); });
+}
+
+void run_widen(const Compute& compute, const WidenJob& job, int num_rows) {
+    split_range(compute.pool, num_rows, rows_per_piece(job.num_columns),
+                [&](int first, int last) { compute.kernels.widen(job, first, last); });
 }
 
 void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens) {

@@ -20,17 +20,23 @@ struct LinearCall {
     const void* residual;  // see LinearJob
     std::int64_t residual_stride;
     Activation activation;  // none unless the weight is gated
-    void* out;              // contiguous
+    void* out;
+    std::int64_t out_stride;
 };
 
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call);
 
 void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,
-                   int num_tokens, void* out);
+                   int num_tokens, float scale, void* out);
+
+void run_take_rows(const Compute& compute, const void* x, std::size_t row_bytes,
+                   const std::int64_t* rows, int num_rows, void* out);
 
 void run_norm(const Compute& compute, const NormJob& job, int num_rows);
 
 void run_gate(const Compute& compute, const GateJob& job, int num_rows);
+
+void run_widen(const Compute& compute, const WidenJob& job, int num_rows);
 
 // Several jobs over the same tokens as one pass.
 void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens);

@@ -15,6 +15,7 @@ const KernelTable& avx512_kernels() {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
+        ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
         Attention<Simd, Matmul>::scratch_size,
         Attention<Simd, Matmul>::attend,

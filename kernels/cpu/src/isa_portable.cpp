@@ -13,6 +13,7 @@ const KernelTable& portable_kernels() {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
+        ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
         Attention<Simd, Matmul>::scratch_size,
         Attention<Simd, Matmul>::attend,

@@ -47,6 +47,15 @@ struct GateJob {
     void* out;  // [num_rows, num_columns], contiguous
 };
 
+// Rows of float32 in place: from elements of `dtype` that fill the end of each row, bounded where there is
+// a softcap.
+struct WidenJob {
+    DType dtype;
+    int num_columns;
+    float softcap;  // 0: none
+    float* rows;    // [num_rows, num_columns], contiguous
+};
+
 // Heads of every token, their first rotary_dim dims rotated, written to row slots[token] of out (row
 // `token` without slots). With rotary_dim 0 it is a copy.
 struct HeadsJob {
@@ -68,6 +77,7 @@ struct KernelTable {
     void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);
     void (*norm)(const NormJob&, int first_row, int last_row);
     void (*gate)(const GateJob&, int first_row, int last_row);
+    void (*widen)(const WidenJob&, int first_row, int last_row);
     void (*heads)(const HeadsJob&, int first_token, int last_token);
     std::size_t (*attention_scratch)(int head_dim);
     void (*attend)(const AttentionTask&, void* scratch);

@@ -67,7 +67,7 @@ class PagedRun:
     def __init__(self, decoder: Decoder, *, num_seqs: int, max_len: int = 128) -> None:
         config = decoder.config
         num_blocks = max_len // BLOCK_SIZE
-        self._decoder = decoder
+        self.decoder = decoder
         self._pool = PagedKVPool(
             num_layers=config.num_layers,
             num_blocks=num_seqs * num_blocks,
@@ -105,7 +105,7 @@ class PagedRun:
             self.lens[seq] += len(ids)
             kv_lens.append(self.lens[seq])
         counts = torch.tensor([0] + [len(ids) for ids in new.values()])
-        logits = self._decoder.forward(
+        logits = self.decoder.forward(
             ForwardBatch(
                 input_ids=torch.tensor(input_ids),
                 positions=torch.tensor(positions),

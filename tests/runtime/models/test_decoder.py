@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -164,6 +165,17 @@ def test_a_saved_config_reads_like_the_live_one(model: Any) -> None:
     assert len(saved) < len(model.hf_config)
     saved["architectures"] = model.hf_config["architectures"]
     assert ModelConfig.from_hf(saved) == ModelConfig.from_hf(model.hf_config)
+
+
+def test_a_recorded_forward_has_the_bits_of_its_ops(model: Any) -> None:
+    pytest.importorskip("ramet.kernels.cpu._native", reason="the native kernels were not built")
+    recorded, direct = (model.run(kernels="cpu", dtype=torch.bfloat16) for _ in range(2))
+    kernels = direct.decoder.kernels
+    kernels.compile = lambda forward: partial(forward, kernels)
+    ids = prompt(30)
+    for begin, end in ((0, 17), (17, 28), (28, 29), (29, 30)):
+        actual, expected = (run.step({0: ids[begin:end]})[0] for run in (recorded, direct))
+        assert torch.equal(actual, expected)
 
 
 def test_longrope_uses_its_long_factors_when_told_to_serve_long(tiny_model: Any) -> None:
