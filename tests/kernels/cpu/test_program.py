@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,7 +37,7 @@ class Model:
         self.reset()
 
     def randn(self, *shape: int) -> torch.Tensor:
-        wide = torch.randn(shape, generator=self.generator) / float(shape[-1]) ** 0.5
+        wide = torch.randn(shape, generator=self.generator) / math.sqrt(shape[-1])
         return wide.to(self.dtype)
 
     def reset(self) -> None:
