@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ def run_batch(
     num_threads: int | str,
     progress_bar: bool,
     generator_style: bool,
-) -> list[T] | Iterator[T]:
+) -> list[T] | Generator[T, None, None]:
     """Results of all calls, in their order; see `Function.run_batch`."""
     limit = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
     if not isinstance(limit, int) or limit < 1:
@@ -33,7 +33,7 @@ def run_batch(
     return results if generator_style else list(results)
 
 
-def _in_order(functions: Sequence[Callable[[], T]], limit: int) -> Iterator[T]:
+def _in_order(functions: Sequence[Callable[[], T]], limit: int) -> Generator[T, None, None]:
     done: dict[int, T] = {}
     wanted = 0
     runs = run_bodies(functions, limit)
@@ -44,10 +44,10 @@ def _in_order(functions: Sequence[Callable[[], T]], limit: int) -> Iterator[T]:
                 yield done.pop(wanted)
                 wanted += 1
     finally:
-        runs.close()  # type: ignore[attr-defined]  # it is a generator
+        runs.close()
 
 
-def _with_progress(results: Iterator[T], total: int) -> Iterator[T]:
+def _with_progress(results: Generator[T, None, None], total: int) -> Generator[T, None, None]:
     from rich.console import Console
     from rich.progress import track
 

@@ -10,8 +10,8 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal, overload
 
 from .backends.base import Backend
 from .batch import arun_batch, run_batch
@@ -128,6 +128,30 @@ class Function:
         await self._arun(session, state, args, kwargs)
         return state
 
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        errors: str = "raise",
+        **options: Any,
+    ) -> list[State]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        errors: str = "raise",
+        **options: Any,
+    ) -> Generator[State, None, None]: ...
+
     def run_batch(
         self,
         batch_kwargs: Sequence[Any],
@@ -137,7 +161,7 @@ class Function:
         generator_style: bool = False,
         errors: str = "raise",
         **options: Any,
-    ) -> list[State] | Iterator[State]:
+    ) -> list[State] | Generator[State, None, None]:
         """Run the program once per item, many at a time, on this thread.
 
         Args:
@@ -320,6 +344,16 @@ def _abandon(session: Session, state: State, error: BaseException) -> Any:
         session.root.fail(error)
     session.cancel()
     return session.finish()
+
+
+@overload
+def function(body: Callable[..., Any], num_api_spec_tokens: None = None) -> Function: ...
+
+
+@overload
+def function(
+    body: None = None, num_api_spec_tokens: None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
 
 
 def function(

@@ -16,7 +16,7 @@ import asyncio
 import contextvars
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -122,7 +122,9 @@ async def drive(function: Callable[[], T]) -> T:
     return outcome.result()
 
 
-def run_bodies(functions: Iterable[Callable[[], T]], limit: int) -> Iterator[tuple[int, Future[T]]]:
+def run_bodies(
+    functions: Iterable[Callable[[], T]], limit: int
+) -> Generator[tuple[int, Future[T]], None, None]:
     """Run functions in greenlets on this thread, `limit` at once; yields outcomes as they come.
 
     Closing the iteration ends those that still run.

@@ -160,7 +160,7 @@ class _Answer:
                 self.text,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        elif sample.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
+        elif self._ended_by_token(context) and not params.include_stop_str_in_output:
             num_kept -= 1
         return {
             "text": self.text,
@@ -171,6 +171,11 @@ class _Answer:
             "stop_reason": sample.stop_reason,
             "logprobs": None if params.logprobs is None else self.logprobs,
         }
+
+    def _ended_by_token(self, context: ServerContext) -> bool:
+        sample = self._sample
+        ends = (*context.client.info.eos_token_ids, sample.stop_reason)
+        return sample.finish_reason is FinishReason.STOP and self.token_ids[-1] in ends
 
 
 async def _scoring(

@@ -129,14 +129,12 @@ class Scored:
 
 
 class Backend(Protocol):
-    """Where tokens come from.
+    """Where tokens come from."""
 
-    Attributes:
-        frames: what the model's chat template writes around messages, so that roles become text of the
-            prompt; None if the server behind it gets messages.
-    """
-
-    frames: Frames | None
+    @property
+    def frames(self) -> Frames | None:
+        """What the model's chat template writes around messages, so that roles become text of the prompt;
+        None if the server behind it gets messages."""
 
     def check(self, params: Params) -> None:
         """Pass if the backend can do what the parameters ask for.

@@ -188,6 +188,12 @@ class RuntimeEndpoint:
         """Close the connections. Safe to call twice."""
         LANGUAGE_LOOP.call(self._http.close()).result()
 
+    def __enter__(self) -> RuntimeEndpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def _envelope(params: Params) -> dict[str, Any]:
     given = {"timeout": params.timeout, "priority": params.priority}

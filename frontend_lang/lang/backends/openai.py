@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import BackendError, Unsupported, UsageError
 from ..params import Params
+from ..waiting import LANGUAGE_LOOP
 from .base import Generated, GenRequest, Prompt, Sample, Scored, ScoreRequest
 from .http import Http
 
@@ -91,6 +92,16 @@ class OpenAI:
             Unsupported: always.
         """
         raise Unsupported("select needs log-probabilities of prompts, which OpenAI's API has not.")
+
+    def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        LANGUAGE_LOOP.call(self._http.close()).result()
+
+    def __enter__(self) -> OpenAI:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def _follow(
         self, path: str, body: dict[str, Any], request: GenRequest, chat: bool

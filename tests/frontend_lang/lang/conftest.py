@@ -245,9 +245,8 @@ def server_url(tiny_folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def endpoint(server_url: str) -> Iterator[RuntimeEndpoint]:
     """The same over HTTP."""
-    made = RuntimeEndpoint(server_url)
-    yield made
-    made.close()
+    with RuntimeEndpoint(server_url) as made:
+        yield made
 
 
 @pytest.fixture(params=["runtime", "endpoint"])

@@ -275,7 +275,7 @@ def test_without_a_backend_there_is_advice() -> None:
     with pytest.raises(UsageError, match="set_default_backend"):
         program.run()
     with pytest.raises(UsageError, match="no backend"):
-        program.run(backend=object())
+        program.run(backend=object())  # type: ignore[arg-type]
 
 
 def test_thinking_is_kept_apart(backend: Any) -> None:

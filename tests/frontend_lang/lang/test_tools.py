@@ -51,6 +51,11 @@ def fails(x: int) -> int:
     raise RuntimeError("broken tool")
 
 
+def takes_anything(*args: int) -> int:
+    """Not to be described."""
+    return len(args)
+
+
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -78,7 +83,7 @@ def test_a_function_describes_itself() -> None:
         [],
         [weather, weather],
         [lambda x: x],
-        [exec("def f(*args: int) -> int: return 0") or (lambda *args: 0)],
+        [takes_anything],
     ],
 )
 def test_what_cannot_be_described_is_refused(functions: list[Any]) -> None:

@@ -1,0 +1,114 @@
+"""The OpenAI backend against a ramet server's OpenAI routes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ramet as sgl
+from ramet import OpenAI, ProgramError, Unsupported
+
+
+@pytest.fixture(scope="module")
+def openai(server_url: str) -> Iterator[OpenAI]:
+    with OpenAI("tiny", f"{server_url}/v1", continues_messages=True) as made:
+        yield made
+
+
+@sgl.function
+def chat(s: sgl.State, lead: str = "") -> None:
+    s += sgl.system("Be brief.")
+    s += sgl.user("Hi")
+    s += sgl.assistant(lead + sgl.gen("x", max_tokens=8))
+    s += sgl.user("And?")
+    s += sgl.assistant(sgl.gen("y", max_tokens=8))
+
+
+@sgl.function
+def plain(s: sgl.State, **how: Any) -> None:
+    s += "Once upon" + sgl.gen("x", max_tokens=8, **how)
+    s += " then" + sgl.gen("y", max_tokens=4)
+
+
+@pytest.mark.parametrize("lead", ["", "Well, "])
+def test_conversations_go_as_messages_and_come_back_the_same(
+    openai: OpenAI, runtime: Any, lead: str
+) -> None:
+    there = chat.run(lead, backend=openai, temperature=0)
+    here = chat.run(lead, backend=runtime, temperature=0)
+    assert there.messages() == here.messages()
+    assert there.meta("x")["prompt_tokens"] == here.meta("x")["prompt_tokens"]
+    assert there.meta("y")["cached_tokens"] > 0
+
+
+def test_plain_text_goes_to_completions(openai: OpenAI, runtime: Any) -> None:
+    there = plain.run(backend=openai, temperature=0)
+    assert there["x"] == plain.run(backend=runtime, temperature=0)["x"]
+    assert there.text() == f"Once upon{there['x']} then{there['y']}"
+
+
+@pytest.mark.parametrize("program", [chat, plain])
+def test_answers_can_be_followed(openai: OpenAI, program: sgl.Function) -> None:
+    state = program.run(backend=openai, temperature=0, stream=True)
+    whole = program.run(backend=openai, temperature=0)
+    assert "".join(state.text_iter("x")) == state["x"] == whole["x"]
+    assert "".join(state.text_iter("y")) == whole["y"]
+
+
+def test_samples_and_log_probabilities_come_back(openai: OpenAI) -> None:
+    state = plain.run(n=2, logprobs=1, temperature=1, seed=1, backend=openai)
+    assert len(state["x"]) == 2
+    assert all(entry["logprob"] <= 0 for entry in state.meta("x")["logprobs"])
+
+
+def test_json_is_asked_for_by_its_schema(openai: OpenAI) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.user("x")
+        s += sgl.assistant(sgl.gen("x", max_tokens=60, type=list[bool]))
+
+    assert isinstance(program.run(backend=openai, temperature=0)["x"], list)
+
+
+@pytest.mark.parametrize(
+    "how", [{"regex": "a"}, {"top_k": 1}, {"min_tokens": 1}, {"priority": 1}, {"dtype": int}]
+)
+def test_what_the_api_has_not_is_refused_at_once(openai: OpenAI, how: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=next(iter(how)) if "dtype" not in how else "regex"):
+        plain.run(backend=openai, **({} if "priority" in how else how), **(
+            how if "priority" in how else {}
+        ))  # fmt: skip
+
+
+def test_scores_and_begun_messages_are_refused(server_url: str, openai: OpenAI) -> None:
+    @sgl.function
+    def choosing(s: sgl.State) -> None:
+        s += "x" + sgl.select("y", ["a", "b"])
+
+    @sgl.function
+    def loose(s: sgl.State) -> None:
+        s += "loose" + sgl.user("x") + sgl.assistant(sgl.gen("x"))
+
+    @sgl.function
+    def writes_questions(s: sgl.State) -> None:
+        s += sgl.user(sgl.gen("x"))
+
+    strict = OpenAI("tiny", f"{server_url}/v1")
+    for program, backend, word in (
+        (choosing, openai, "select"),
+        (loose, openai, "in roles"),
+        (writes_questions, openai, "user message"),
+        (chat.bind(lead="Well"), strict, "begun"),
+    ):
+        with pytest.raises(ProgramError, match=word):
+            program.run(backend=backend)
+
+
+def test_a_wrong_model_is_an_error_with_its_status(server_url: str) -> None:
+    wrong = OpenAI("nope", f"{server_url}/v1", api_key="k")
+    with wrong as backend, pytest.raises(ProgramError, match="404") as error:
+        plain.run(backend=backend)
+    assert isinstance(error.value.__cause__, sgl.BackendError)
+    assert error.value.__cause__.status == 404
