@@ -1,6 +1,7 @@
 // A range of panels and rows of a linear layer: products, then the epilogue while they are in the cache.
 #pragma once
 
+#include "fetch_ahead.h"
 #include "kernel_table.h"
 #include "vector_math.h"
 
@@ -23,23 +24,33 @@ struct LinearRange {
 
     // Groups whose share of a panel stays in the first-level cache while rows pass by, and the rows whose
     // unfinished sums wait meanwhile.
-    static constexpr int kGroupsAtOnce = 9;
+    static constexpr int kGroupsAtOnce = 18;
     static constexpr int kRowsAtOnce = 256;
+    // How far a panel that no two blocks of rows share is fetched ahead: a memory latency of reading.
+    static constexpr std::size_t kStreamBytes = std::size_t{16} << 10;
 
     template <class T>
     static void run_typed(const LinearJob& shared, int first_panel, int last_panel, int first_row,
                           int last_row) {
         const LinearJob job = shared;  // a copy that no store can alias
-        alignas(64) float products[kRowsAtOnce * kPanel];
+        const int num_blocks = ceil_div(last_row - first_row, kBlockRows);
+        const char* weight = static_cast<const char*>(job.weight);
+        FetchAhead ahead;
+        ahead.weight.end = weight + last_panel * panel_size<T>(job) * sizeof(T);
+        constexpr int kGroupLines = static_cast<int>(kGroup * kPanel * sizeof(T) / kCacheLine);
+        ahead.weight.num_lines = ceil_div(kGroupLines, num_blocks);
         M::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
-            for (int row = first_row; row < last_row; row += kRowsAtOnce) {
-                const int num_rows = smaller(kRowsAtOnce, last_row - row);
-                multiply<T>(job, panel, row, num_rows, products);
-                if (job.activation == Activation::none) {
-                    plain<T>(job, panel, row, num_rows, products);
-                } else {
-                    gated<T>(job, panel, row, num_rows, products);
+            if (num_blocks == 1) {
+                if (panel == first_panel) {
+                    ahead.weight.at = weight + panel * panel_size<T>(job) * sizeof(T) + kStreamBytes;
+                }
+                multiply_rows<false, T>(job, panel, first_row, last_row, ahead);
+            } else {
+                ahead.weight.at = weight + (panel + 1) * panel_size<T>(job) * sizeof(T);
+                for (int row = first_row; row < last_row; row += kRowsAtOnce) {
+                    multiply_rows<true, T>(job, panel, row, smaller(last_row, row + kRowsAtOnce),
+                                           ahead);
                 }
             }
         }
@@ -47,34 +58,60 @@ struct LinearRange {
     }
 
     template <class T>
-    static void multiply(const LinearJob& job, int panel, int first_row, int num_rows,
-                         float* products) {
+    static std::size_t panel_size(const LinearJob& job) {
+        return static_cast<std::size_t>(job.num_groups) * kGroup * kPanel;
+    }
+
+    // One panel by some rows; kRowsPass: there are several blocks of them.
+    template <bool kRowsPass, class T>
+    static void multiply_rows(const LinearJob& job, int panel, int first_row, int last_row,
+                              FetchAhead& ahead) {
         const std::size_t tile_stride =
             static_cast<std::size_t>(job.num_groups) * kTileRows * kGroup;
-        const std::size_t panel_stride = static_cast<std::size_t>(job.num_groups) * kGroup * kPanel;
         const T* activations =
             static_cast<const T*>(job.activations) + first_row / kTileRows * tile_stride;
-        const T* weight = static_cast<const T*>(job.weight) + panel * panel_stride;
-        const int step = num_rows > kBlockRows ? kGroupsAtOnce : job.num_groups;
+        const T* weight = static_cast<const T*>(job.weight) + panel * panel_size<T>(job);
+        const int step = kRowsPass ? kGroupsAtOnce : job.num_groups;
+        alignas(64) float products[(kRowsPass ? kRowsAtOnce : kBlockRows) * kPanel];
         for (int group = 0; group < job.num_groups; group += step) {
-            for (int row = 0; row < num_rows; row += kBlockRows) {
-                if (group + step >= job.num_groups) {
-                    fetch_out<T>(job, panel, first_row + row, smaller(kBlockRows, num_rows - row));
-                }
-                M::block(activations + row / kTileRows * tile_stride + group * kTileRows * kGroup,
-                         tile_stride, weight + static_cast<std::size_t>(group) * kGroup * kPanel,
-                         smaller(step, job.num_groups - group), products + row * kPanel, kPanel,
-                         smaller(kBlockRows, num_rows - row), group > 0);
+            const bool last = group + step >= job.num_groups;
+            // Sums that wait for more groups need a place each; whole ones are used at once.
+            const int place = job.num_groups > step ? kPanel : 0;
+            for (int row = 0; row < last_row - first_row; row += kBlockRows) {
+                const int num_rows = smaller(kBlockRows, last_row - first_row - row);
+                float* target = products + row * place;
+                if (last) fetch_out<T>(job, panel, first_row + row, num_rows, ahead);
+                M::template block<kRowsPass>(
+                    activations + row / kTileRows * tile_stride + group * kTileRows * kGroup,
+                    tile_stride, weight + static_cast<std::size_t>(group) * kGroup * kPanel,
+                    smaller(step, job.num_groups - group), target, kPanel, num_rows, group > 0,
+                    ahead);
+                if (last) finish<T>(job, panel, first_row + row, num_rows, target);
             }
         }
     }
 
-    // Has the lines of the result ready for the epilogue: they are seldom in a near cache.
     template <class T>
-    static void fetch_out(const LinearJob& job, int panel, int first_row, int num_rows) {
-        const int width = job.activation == Activation::none ? kPanel : kHalf;
-        const T* out = static_cast<const T*>(job.out) + first_row * job.out_stride + panel * width;
-        for (int r = 0; r < num_rows; ++r) __builtin_prefetch(out + r * job.out_stride, 1);
+    static void finish(const LinearJob& job, int panel, int first_row, int num_rows,
+                       const float* products) {
+        if (job.activation == Activation::none) {
+            plain<T>(job, panel, first_row, num_rows, products);
+        } else {
+            gated<T>(job, panel, first_row, num_rows, products);
+        }
+    }
+
+    // Lines of the result, and of what is added to it, are seldom in a near cache.
+    template <class T>
+    static void fetch_out(const LinearJob& job, int panel, int first_row, int num_rows,
+                          FetchAhead& ahead) {
+        const int first = panel * (job.activation == Activation::none ? kPanel : kHalf);
+        const auto rows = [&](const void* matrix, std::int64_t stride) {
+            const T* start = static_cast<const T*>(matrix) + first_row * stride + first;
+            return FetchRows{reinterpret_cast<const char*>(start), stride * sizeof(T), num_rows};
+        };
+        ahead.out = rows(job.out, job.out_stride);
+        if (job.residual) ahead.residual = rows(job.residual, job.residual_stride);
     }
 
     static Reg biased(const LinearJob& job, int packed_column, const float* product) {
@@ -87,18 +124,29 @@ struct LinearRange {
                       const float* products) {
         const int first = panel * kPanel;
         const int count = smaller(kPanel, job.num_columns - first);
-        const auto* residuals = static_cast<const T*>(job.residual);
         for (int r = 0; r < num_rows; ++r) {
-            const std::int64_t row = first_row + r;
-            T* out = static_cast<T*>(job.out) + row * job.out_stride + first;
-            for (int c = 0; c < count; c += S::W) {
-                Reg x = biased(job, first + c, products + r * kPanel + c);
-                if (residuals) {
-                    const T* residual = residuals + row * job.residual_stride + first + c;
-                    x = S::add(rounded<S, T>(x), load_upto<S>(residual, count - c));
-                }
-                store_upto<S>(out + c, x, count - c);
+            // With a constant count, the loops over a row have a known length.
+            if (count == kPanel) {
+                plain_row<T>(job, first, first_row + r, kPanel, products + r * kPanel);
+            } else {
+                plain_row<T>(job, first, first_row + r, count, products + r * kPanel);
             }
+        }
+    }
+
+    template <class T>
+    static inline __attribute__((always_inline)) void plain_row(const LinearJob& job, int first,
+                                                                std::int64_t row, int count,
+                                                                const float* products) {
+        T* out = static_cast<T*>(job.out) + row * job.out_stride + first;
+        for (int c = 0; c < count; c += S::W) {
+            Reg x = biased(job, first + c, products + c);
+            if (job.residual) {
+                const T* residual =
+                    static_cast<const T*>(job.residual) + row * job.residual_stride + first + c;
+                x = S::add(rounded<S, T>(x), load_upto<S>(residual, count - c));
+            }
+            store_upto<S>(out + c, x, count - c);
         }
     }
 
@@ -109,14 +157,24 @@ struct LinearRange {
         const int first = panel * kHalf;
         const int count = smaller(kHalf, job.num_columns - first);
         for (int r = 0; r < num_rows; ++r) {
-            const float* product = products + r * kPanel;
-            T* out = static_cast<T*>(job.out) + (first_row + r) * job.out_stride + first;
-            for (int c = 0; c < count; c += S::W) {
-                const Reg gate = rounded<S, T>(biased(job, panel * kPanel + c, product + c));
-                const Reg up =
-                    rounded<S, T>(biased(job, panel * kPanel + kHalf + c, product + kHalf + c));
-                store_upto<S>(out + c, S::mul(activate<S>(job.activation, gate), up), count - c);
+            if (count == kHalf) {
+                gated_row<T>(job, panel, first_row + r, kHalf, products + r * kPanel);
+            } else {
+                gated_row<T>(job, panel, first_row + r, count, products + r * kPanel);
             }
+        }
+    }
+
+    template <class T>
+    static inline __attribute__((always_inline)) void gated_row(const LinearJob& job, int panel,
+                                                                std::int64_t row, int count,
+                                                                const float* products) {
+        T* out = static_cast<T*>(job.out) + row * job.out_stride + panel * kHalf;
+        const int first = panel * kPanel;
+        for (int c = 0; c < count; c += S::W) {
+            const Reg gate = rounded<S, T>(biased(job, first + c, products + c));
+            const Reg up = rounded<S, T>(biased(job, first + kHalf + c, products + kHalf + c));
+            store_upto<S>(out + c, S::mul(activate<S>(job.activation, gate), up), count - c);
         }
     }
 };

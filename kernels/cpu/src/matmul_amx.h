@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include "fetch_ahead.h"
 #include "matmul_vector.h"
 #include "simd_avx512.h"
 
@@ -16,16 +17,34 @@ namespace {
 struct AmxMatmul {
     static void block(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
                       float* c, std::size_t ldc, int m, bool more = false) {
+        FetchAhead nothing;
         if (m > kTileRows) {
-            two_tiles(a, a_tile_stride, b, num_groups, c, ldc, more);
+            two_tiles<false>(a, a_tile_stride, b, num_groups, c, ldc, more, nothing);
         } else {
-            one_tile(a, b, num_groups, c, ldc, more);
+            one_tile(a, b, num_groups, c, ldc, more, nothing);
+        }
+    }
+
+    template <bool kRowsPass>
+    static void block(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
+                      float* c, std::size_t ldc, int m, bool more, FetchAhead& ahead) {
+        if (m > kTileRows) {
+            two_tiles<kRowsPass>(a, a_tile_stride, b, num_groups, c, ldc, more, ahead);
+        } else {
+            one_tile(a, b, num_groups, c, ldc, more, ahead);
         }
     }
 
     static void block(const float* a, std::size_t a_tile_stride, const float* b, int num_groups,
                       float* c, std::size_t ldc, int m, bool more = false) {
         VectorMatmul<Avx512Simd>::block(a, a_tile_stride, b, num_groups, c, ldc, m, more);
+    }
+
+    template <bool kRowsPass>
+    static void block(const float* a, std::size_t a_tile_stride, const float* b, int num_groups,
+                      float* c, std::size_t ldc, int m, bool more, FetchAhead& ahead) {
+        VectorMatmul<Avx512Simd>::block<kRowsPass>(a, a_tile_stride, b, num_groups, c, ldc, m, more,
+                                                   ahead);
     }
 
     static void begin() {
@@ -48,7 +67,8 @@ struct AmxMatmul {
     static constexpr int kRowBytes = 64;
 
     static void one_tile(const bf16* a, const bf16* b, int num_groups, float* c, std::size_t ldc,
-                         bool more) {
+                         bool more, FetchAhead& shared) {
+        FetchAhead ahead = shared;  // a copy that the tiles' stores cannot alias
         const std::size_t row = ldc * sizeof(float);
         if (more) {
             _tile_loadd(0, c, row);
@@ -58,7 +78,7 @@ struct AmxMatmul {
             _tile_zero(1);
         }
         for (int group = 0; group < num_groups; ++group) {
-            prefetch(b);
+            ahead.step();
             _tile_loadd(4, a, kRowBytes);
             _tile_loadd(6, b, kRowBytes);
             _tile_dpbf16ps(0, 4, 6);
@@ -67,12 +87,17 @@ struct AmxMatmul {
             a += kTile;
             b += 2 * kTile;
         }
+        shared = ahead;
         _tile_stored(0, c, row);
         _tile_stored(1, c + kHalf, row);
     }
 
+    // Rows that pass by while a panel stays must not push it out of the first-level cache: their loads
+    // say so.
+    template <bool kRowsPass>
     static void two_tiles(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
-                          float* c, std::size_t ldc, bool more) {
+                          float* c, std::size_t ldc, bool more, FetchAhead& shared) {
+        FetchAhead ahead = shared;
         const bf16* a2 = a + a_tile_stride;
         float* c2 = c + kTileRows * ldc;
         const std::size_t row = ldc * sizeof(float);
@@ -88,29 +113,32 @@ struct AmxMatmul {
             _tile_zero(3);
         }
         for (int group = 0; group < num_groups; ++group) {
-            prefetch(b);
+            ahead.step();
             _tile_loadd(6, b, kRowBytes);
-            _tile_loadd(4, a, kRowBytes);
+            if (kRowsPass) {
+                _tile_stream_loadd(4, a, kRowBytes);
+            } else {
+                _tile_loadd(4, a, kRowBytes);
+            }
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, b + kTile, kRowBytes);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a2, kRowBytes);
+            if (kRowsPass) {
+                _tile_stream_loadd(5, a2, kRowBytes);
+            } else {
+                _tile_loadd(5, a2, kRowBytes);
+            }
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
             a += kTile;
             a2 += kTile;
             b += 2 * kTile;
         }
+        shared = ahead;
         _tile_stored(0, c, row);
         _tile_stored(1, c + kHalf, row);
         _tile_stored(2, c2, row);
         _tile_stored(3, c2 + kHalf, row);
-    }
-
-    static constexpr int kStream = 4096;
-
-    static void prefetch(const bf16* b) {
-        _mm_prefetch(reinterpret_cast<const char*>(b + kStream), _MM_HINT_T0);
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.h"
+#include "fetch_ahead.h"
 
 namespace ramet {
 namespace {
@@ -15,18 +16,29 @@ struct VectorMatmul {
     template <class T>
     static void block(const T* a, std::size_t a_tile_stride, const T* b, int num_groups, float* c,
                       std::size_t ldc, int m, bool more = false) {
+        FetchAhead nothing;
+        block<false>(a, a_tile_stride, b, num_groups, c, ldc, m, more, nothing);
+    }
+
+    // With weights to fetch meanwhile, a step for each group. kRowsPass: the same panel will be
+    // multiplied by other rows next, and these will not be needed soon. Neither changes a result.
+    template <bool kRowsPass, class T>
+    static void block(const T* a, std::size_t a_tile_stride, const T* b, int num_groups, float* c,
+                      std::size_t ldc, int m, bool more, FetchAhead& ahead) {
+        FetchAhead nothing;
         for (int row = 0; row < m;) {
             const T* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
             const int left = smaller(m - row, kTileRows - row % kTileRows);
             float* target = c + row * ldc;
+            FetchAhead& fetch = row == 0 ? ahead : nothing;
             if (left >= kRows) {
-                rows<T, kRows>(tile, b, num_groups, target, ldc, more);
+                rows<T, kRows>(tile, b, num_groups, target, ldc, more, fetch);
                 row += kRows;
             } else if (left >= 2) {
-                rows<T, 2>(tile, b, num_groups, target, ldc, more);
+                rows<T, 2>(tile, b, num_groups, target, ldc, more, fetch);
                 row += 2;
             } else {
-                rows<T, 1>(tile, b, num_groups, target, ldc, more);
+                rows<T, 1>(tile, b, num_groups, target, ldc, more, fetch);
                 row += 1;
             }
         }
@@ -44,7 +56,7 @@ struct VectorMatmul {
 
     template <class T, int R>
     static void rows(const T* a, const T* b, int num_groups, float* c, std::size_t ldc,
-                     bool more) {
+                     bool more, FetchAhead& ahead) {
         for (int column = 0; column < kPanel; column += kSpan) {
             typename S::Reg sum[R][kVectors];
             for (int r = 0; r < R; ++r) {
@@ -53,6 +65,7 @@ struct VectorMatmul {
                 }
             }
             for (int group = 0; group < num_groups; ++group) {
+                if (column == 0) ahead.step();
                 step<R>(sum, a + group * kTileRows * kGroup, b + group * kGroup * kPanel, column);
             }
             for (int r = 0; r < R; ++r) {

@@ -23,22 +23,30 @@ struct Avx2Simd {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     }
     static void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
-    static void store(bf16* p, Reg a) {
+    // The nearest bfloat16 to each, in the low half of a word.
+    static __m256i nearest(Reg a) {
         const __m256i bits = _mm256_castps_si256(a);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
         const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
         const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
         const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-        const __m256i words = _mm256_blendv_epi8(rounded, nan, is_nan);
+        return _mm256_blendv_epi8(rounded, nan, is_nan);
+    }
+    static void store(bf16* p, Reg a) {
+        const __m256i words = nearest(a);
         const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(words),
                                                 _mm256_extracti128_si256(words, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    }
+    static Reg rounded_to_bf16(Reg a) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(nearest(a), 16));
     }
     static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
     static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
     static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
     static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
+    static Reg reciprocal(Reg a) { return div(set1(1.0f), a); }
     static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
     static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
     static Reg min(Reg a, Reg b) { return _mm256_min_ps(a, b); }

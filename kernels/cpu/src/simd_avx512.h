@@ -17,13 +17,15 @@ struct Avx512Simd {
     static Reg set1(float x) { return _mm512_set1_ps(x); }
     static Reg load(const float* p) { return _mm512_loadu_ps(p); }
     static Reg load(const bf16* p) {
-        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+        return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
     static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
-    static void store(bf16* p, Reg a) {
+    static Reg widened(__m256i half) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    }
+    static __m256i nearest(Reg a) {
 #if defined(__AVX512BF16__)
-        const __m256i packed = (__m256i)_mm512_cvtneps_pbh(a);
+        return (__m256i)_mm512_cvtneps_pbh(a);
 #else
         const Words bits = _mm512_castps_si512(a);
         const Words odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -31,14 +33,24 @@ struct Avx512Simd {
         const Words rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
         const Words nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
         const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-        const __m256i packed = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, nan));
+        return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, nan));
 #endif
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
     }
+    static void store(bf16* p, Reg a) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), nearest(a));
+    }
+    static Reg rounded_to_bf16(Reg a) { return widened(nearest(a)); }
     static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
     static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
     static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
     static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+    // One step of Newton's method from 14 bits; where they are zero, of infinity, it stays so.
+    static Reg reciprocal(Reg a) {
+        const Reg first = _mm512_rcp14_ps(a);
+        const Reg error = _mm512_fnmadd_ps(a, first, set1(1.0f));
+        const __mmask16 not_zero = _mm512_cmp_ps_mask(first, zero(), _CMP_NEQ_UQ);
+        return _mm512_mask_fmadd_ps(first, not_zero, error, first);
+    }
     static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
     static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
     static Reg min(Reg a, Reg b) { return _mm512_min_ps(a, b); }

@@ -40,6 +40,9 @@ struct PortableSimd {
     static void store(bf16* p, Reg a) {
         for (int i = 0; i < W; ++i) p[i] = to_bf16(a.lane[i]);
     }
+    static Reg rounded_to_bf16(Reg a) {
+        return make([&](int i) { return to_float(to_bf16(a.lane[i])); });
+    }
     static Reg add(Reg a, Reg b) {
         return make([&](int i) { return a.lane[i] + b.lane[i]; });
     }
@@ -52,6 +55,8 @@ struct PortableSimd {
     static Reg div(Reg a, Reg b) {
         return make([&](int i) { return a.lane[i] / b.lane[i]; });
     }
+    // 1 / a within 2 units in the last place; of infinity it is 0.
+    static Reg reciprocal(Reg a) { return div(set1(1.0f), a); }
     // a * b + c.
     static Reg fma(Reg a, Reg b, Reg c) {
         return make([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });

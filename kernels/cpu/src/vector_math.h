@@ -36,7 +36,7 @@ typename S::Reg tanh(typename S::Reg x) {
 template <class S>
 typename S::Reg silu(typename S::Reg x) {
     const auto e = exp2<S>(S::mul(x, S::set1(-kLog2E)));
-    return S::div(x, S::add(S::set1(1.0f), e));
+    return S::mul(x, S::reciprocal(S::add(S::set1(1.0f), e)));
 }
 
 // 0.5 (1 + tanh y) is 1 / (1 + exp(-2 y)), which keeps its digits where y is far below zero.
@@ -46,7 +46,7 @@ typename S::Reg gelu_tanh(typename S::Reg x) {
     const auto cube = S::mul(S::mul(x, x), x);
     const auto y = S::mul(S::fma(cube, S::set1(0.044715f), x), S::set1(0.7978845608028654f));
     const auto e = exp2<S>(S::mul(y, S::set1(-2.0f * kLog2E)));
-    return S::div(x, S::add(S::set1(1.0f), e));
+    return S::mul(x, S::reciprocal(S::add(S::set1(1.0f), e)));
 }
 
 template <class S>
@@ -86,10 +86,7 @@ void store_upto(T* p, typename S::Reg a, int count) {
 // Rounded to T and back.
 template <class S, class T>
 typename S::Reg rounded(typename S::Reg a) {
-    if (sizeof(T) == sizeof(float)) return a;
-    T lanes[S::W];
-    S::store(lanes, a);
-    return S::load(lanes);
+    return sizeof(T) == sizeof(float) ? a : S::rounded_to_bf16(a);
 }
 
 }  // namespace
