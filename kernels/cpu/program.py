@@ -29,11 +29,9 @@ class Recorder(CpuKernels):
         kept: what the program reads and nobody else may be holding.
     """
 
-    def __init__(
-        self, kernels: CpuKernels, engine: _native.Engine, program: _native.Program
-    ) -> None:
-        self.isa, self.num_threads = kernels.isa, kernels.num_threads
-        self._engine = engine
+    def __init__(self, kernels: CpuKernels, program: _native.Program) -> None:
+        # All but where ops go and what keeps their memory is as in the kernels.
+        vars(self).update(vars(kernels))
         self._native = self._program = program
         self.kept: list[torch.Tensor] = []
         # Alive until the recording is over, so that no two tensors have one address.
@@ -134,7 +132,7 @@ class CpuProgram:
         self, shape: AttentionShape
     ) -> tuple[_native.Program, AttentionShape, int, list[torch.Tensor]]:
         program = _native.Program()
-        recorder = Recorder(self._kernels, self._engine, program)
+        recorder = Recorder(self._kernels, program)
         result = self._forward(recorder, recorder.specimen(shape))
         if result.dtype != torch.float32 or not result.is_contiguous():
             raise ValueError(f"a forward returns dense float32 rows, not {result.dtype}")
