@@ -151,6 +151,7 @@ class Engine(OpSink):
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
+        share_prefixes: bool,
         /,
     ) -> AttentionPlan: ...
     def run(

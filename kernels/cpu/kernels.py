@@ -49,16 +49,25 @@ class CpuKernels:
     Args:
         isa: instruction set, one of `_native.available_isas()`; None is the best of this processor.
         num_threads: threads that compute, the caller's included; None is one per physical core.
+        share_prefixes: attention reads blocks that sequences of a batch share once for all of them;
+            changes no bit.
 
     Raises:
         ValueError: the processor does not have that instruction set, or num_threads is below 1.
     """
 
-    def __init__(self, *, isa: str | None = None, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        isa: str | None = None,
+        num_threads: int | None = None,
+        share_prefixes: bool = True,
+    ) -> None:
         self.isa = _native.available_isas()[-1] if isa is None else isa
         self.num_threads = num_physical_cores() if num_threads is None else num_threads
         if self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self.share_prefixes = share_prefixes
         self._engine = _native.Engine(self.isa, self.num_threads)
         # Where ops go: the engine runs them at once.
         self._native: _native.OpSink = self._engine
@@ -383,6 +392,7 @@ class CpuKernels:
             shape.num_kv_heads,
             shape.head_dim,
             shape.block_size,
+            self.share_prefixes,
         )
         return CpuPlan(native, shape, tables)
 

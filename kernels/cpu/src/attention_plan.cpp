@@ -7,8 +7,10 @@
 namespace ramet {
 namespace {
 
-// Of a split in a task, in units of one row over one split: packing its keys and values.
-constexpr int kPackCost = 12;
+// Of a split in a task, in units of a block of rows over it: packing its keys and values.
+constexpr int kPackCost = 1;
+// Blocks of rows below which it does not pay to pack keys and values once more.
+constexpr int kMinBlocks = 4;
 // Tasks per thread that make an even division, whatever their order.
 constexpr int kEvenTasks = 3;
 
@@ -19,17 +21,19 @@ void require(bool condition, const std::string& message) {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const SequenceTable& table, int num_heads, int num_kv_heads,
-                             int head_dim, int block_size, int num_threads)
+                             int head_dim, int block_size, int num_threads, bool share_prefixes)
     : table_(table),
       num_heads_(num_heads),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
       block_size_(block_size),
       num_threads_(num_threads),
+      share_prefixes_(share_prefixes),
       num_tokens_(table.cu_seqlens[table.num_seqs]) {
     require(num_heads / num_kv_heads <= kMaxTaskRows,
             "at most " + std::to_string(kMaxTaskRows) + " query heads can share a KV head");
     check();
+    find_nodes();
 }
 
 void AttentionPlan::check() {
@@ -64,70 +68,199 @@ const AttentionPlan::Schedule& AttentionPlan::schedule(int window) const {
     return found->second;
 }
 
+void AttentionPlan::find_nodes() {
+    for (int seq = 0; seq < table_.num_seqs; ++seq) {
+        if (table_.cu_seqlens[seq + 1] > table_.cu_seqlens[seq]) seqs_by_table_.push_back(seq);
+    }
+    const int count = static_cast<int>(seqs_by_table_.size());
+    if (share_prefixes_) {
+        divide(0, count, 0);
+    } else {
+        for (int i = 0; i < count; ++i) divide(i, i + 1, 0);
+    }
+}
+
+// Nodes of sequences that share all splits before `split`.
+void AttentionPlan::divide(int first_seq, int last_seq, int split) {
+    if (first_seq == last_seq) return;
+    if (first_seq + 1 == last_seq) {
+        const int end = ceil_div(table_.kv_lens[seqs_by_table_[first_seq]], kSplit);
+        if (split < end) nodes_.push_back({first_seq, last_seq, split, end});
+        return;
+    }
+    const int end = num_shared_splits(first_seq, last_seq, split);
+    if (split < end) nodes_.push_back({first_seq, last_seq, split, end});
+    // Those that end inside the split stand alone; the rest by the blocks they have in it.
+    const auto begin = seqs_by_table_.begin();
+    const int rest = static_cast<int>(
+        std::stable_partition(begin + first_seq, begin + last_seq,
+                              [&](int seq) { return table_.kv_lens[seq] < (end + 1) * kSplit; }) -
+        begin);
+    for (int i = first_seq; i < rest; ++i) divide(i, i + 1, end);
+    const int first_block = end * kSplit / block_size_;
+    const int last_block = ceil_div((end + 1) * kSplit, block_size_);
+    const auto compare = [&](int a, int b) {
+        const std::int32_t* blocks_a = block_table(a);
+        const std::int32_t* blocks_b = block_table(b);
+        for (int i = first_block; i < last_block; ++i) {
+            if (blocks_a[i] != blocks_b[i]) return blocks_a[i] < blocks_b[i] ? -1 : 1;
+        }
+        return 0;
+    };
+    std::stable_sort(begin + rest, begin + last_seq,
+                     [&](int a, int b) { return compare(a, b) < 0; });
+    for (int i = rest; i < last_seq;) {
+        int next = i + 1;
+        while (next < last_seq && compare(seqs_by_table_[i], seqs_by_table_[next]) == 0) ++next;
+        divide(i, next, end);
+        i = next;
+    }
+}
+
+// The first split from `split` on that not all of them have whole and in the same blocks.
+int AttentionPlan::num_shared_splits(int first_seq, int last_seq, int split) const {
+    int end = table_.kv_lens[seqs_by_table_[first_seq]] / kSplit;
+    const std::int32_t* blocks = block_table(seqs_by_table_[first_seq]);
+    for (int i = first_seq + 1; i < last_seq; ++i) {
+        const int seq = seqs_by_table_[i];
+        end = std::min(end, table_.kv_lens[seq] / kSplit);
+        if (end <= split) return split;
+        const int first_block = split * kSplit / block_size_;
+        const int last_block = ceil_div(end * kSplit, block_size_);
+        const auto differ = std::mismatch(blocks + first_block, blocks + last_block,
+                                          block_table(seq) + first_block);
+        const std::int64_t num_equal = differ.first - blocks;
+        end = std::min<std::int64_t>(end, num_equal * block_size_ / kSplit);
+    }
+    return std::max(split, end);
+}
+
 AttentionPlan::Schedule AttentionPlan::build(int window) const {
+    std::vector<QueryToken> all(num_tokens_);
+    for (int seq = 0; seq < table_.num_seqs; ++seq) {
+        const int last_row = table_.cu_seqlens[seq + 1];
+        for (int row = table_.cu_seqlens[seq]; row < last_row; ++row) {
+            const int position = table_.kv_lens[seq] - last_row + row;
+            const auto lowest =
+                std::max<std::int64_t>(0, static_cast<std::int64_t>(position) - window + 1);
+            all[row] = {row, position, static_cast<int>(lowest / kSplit), -1, 0};
+        }
+    }
     Schedule schedule;
-    schedule.tokens.reserve(num_tokens_);
-    for (int seq = 0; seq < table_.num_seqs; ++seq) add_tokens(schedule, seq, window);
+    for (const Node& node : nodes_) add_pieces(schedule, node, all);
     cut(schedule);
+    number_partials(schedule, all);
+    divide_by_heads(schedule);
     std::stable_sort(schedule.pieces.begin(), schedule.pieces.end(),
                      [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     return schedule;
 }
 
-void AttentionPlan::add_tokens(Schedule& schedule, int seq, int window) const {
-    const int first_row = table_.cu_seqlens[seq], last_row = table_.cu_seqlens[seq + 1];
-    const int first_position = table_.kv_lens[seq] - (last_row - first_row);
-    const int group = num_heads_ / num_kv_heads_;
-    const int tokens_per_piece = kMaxTaskRows / group;
-    for (int row = first_row; row < last_row; row += tokens_per_piece) {
-        const int end = std::min(row + tokens_per_piece, last_row);
-        Piece piece{};
-        piece.first_token = static_cast<int>(schedule.tokens.size());
-        for (int r = row; r < end; ++r) {
-            const int position = first_position + r - first_row;
-            const auto lowest =
-                std::max<std::int64_t>(0, static_cast<std::int64_t>(position) - window + 1);
-            schedule.tokens.push_back({r, position, static_cast<int>(lowest / kSplit), -1});
+// Blocks of rows, and packing, over splits and heads.
+std::int64_t AttentionPlan::cost(const Piece& piece) const {
+    const int num_rows = (piece.last_token - piece.first_token) * (num_heads_ / num_kv_heads_);
+    return static_cast<std::int64_t>(piece.last_split - piece.first_split) *
+           (piece.last_kv_head - piece.first_kv_head) * (kPackCost + ceil_div(num_rows, kHalf));
+}
+
+// The node's tokens that see any of its splits, as many at a time as a task holds.
+void AttentionPlan::add_pieces(Schedule& schedule, const Node& node,
+                               const std::vector<QueryToken>& all) const {
+    const int max_tokens = kMaxTaskRows / (num_heads_ / num_kv_heads_);
+    Piece piece{};
+    const auto open = [&] {
+        const int token = static_cast<int>(schedule.tokens.size());
+        piece = {token, token, seqs_by_table_[node.first_seq], node.last_split, node.first_split, 0,
+                 num_kv_heads_, 0};
+    };
+    open();
+    for (int i = node.first_seq; i < node.last_seq; ++i) {
+        const int seq = seqs_by_table_[i];
+        for (int row = table_.cu_seqlens[seq]; row < table_.cu_seqlens[seq + 1]; ++row) {
+            const QueryToken& token = all[row];
+            const int end = std::min(node.last_split, token.position / kSplit + 1);
+            const int begin = std::max(node.first_split, token.first_split);
+            if (begin >= end) continue;
+            schedule.tokens.push_back(token);
+            piece.first_split = std::min(piece.first_split, begin);
+            piece.last_split = std::max(piece.last_split, end);
+            if (++piece.last_token - piece.first_token < max_tokens) continue;
+            add_piece(schedule, piece);
+            open();
         }
-        piece.last_token = static_cast<int>(schedule.tokens.size());
-        piece.seq = seq;
-        piece.first_split = schedule.tokens[piece.first_token].first_split;
-        piece.last_split = schedule.tokens.back().position / kSplit + 1;
-        piece.cost = static_cast<std::int64_t>(piece.last_split - piece.first_split) *
-                     (kPackCost + (end - row) * group);
-        schedule.pieces.push_back(piece);
     }
+    if (piece.first_token < piece.last_token) add_piece(schedule, piece);
+}
+
+void AttentionPlan::add_piece(Schedule& schedule, const Piece& piece) const {
+    schedule.pieces.push_back(piece);
+    schedule.pieces.back().cost = cost(piece);
 }
 
 void AttentionPlan::cut(Schedule& schedule) const {
     if (num_threads_ == 1) return;
     std::int64_t total = 0;
-    for (const Piece& piece : schedule.pieces) total += piece.cost * num_kv_heads_;
+    for (const Piece& piece : schedule.pieces) total += piece.cost;
     const std::int64_t limit = std::max<std::int64_t>(1, total / (num_threads_ * kEvenTasks));
     std::vector<Piece> pieces;
-    for (const Piece& piece : schedule.pieces) {
+    pieces.swap(schedule.pieces);
+    const int min_tokens = ceil_div(kMinBlocks * kHalf, num_heads_ / num_kv_heads_);
+    for (const Piece& piece : pieces) {
         const int num_splits = piece.last_split - piece.first_split;
-        const int parts = static_cast<int>(
-            std::min<std::int64_t>(num_splits / 2, ceil_div(piece.cost, limit)));
-        if (parts < 2) {
-            pieces.push_back(piece);
-            continue;
-        }
-        for (int part = 0; part < parts; ++part) {
-            Piece cut = piece;
-            cut.first_split = piece.first_split + num_splits * part / parts;
-            cut.last_split = piece.first_split + num_splits * (part + 1) / parts;
-            cut.cost = piece.cost * (cut.last_split - cut.first_split) / num_splits;
-            pieces.push_back(cut);
-        }
-        schedule.merges.emplace_back(piece.first_token, piece.last_token);
-        for (int i = piece.first_token; i < piece.last_token; ++i) {
-            QueryToken& token = schedule.tokens[i];
-            token.partial = schedule.num_partials;
-            schedule.num_partials += token.position / kSplit + 1 - token.first_split;
+        const int num_tokens = piece.last_token - piece.first_token;
+        const int by_heads = ceil_div(num_kv_heads_, heads_per_piece(piece));
+        const auto parts = static_cast<int>(ceil_div(piece.cost, limit * by_heads));
+        const int by_rows = std::max(1, std::min(parts, num_tokens / min_tokens));
+        const int by_splits = std::max(1, std::min(parts / by_rows, num_splits / 2));
+        for (int i = 0; i < by_rows * by_splits; ++i) {
+            const int row_part = i / by_splits, split_part = i % by_splits;
+            Piece part = piece;
+            part.first_token = piece.first_token + num_tokens * row_part / by_rows;
+            part.last_token = piece.first_token + num_tokens * (row_part + 1) / by_rows;
+            part.first_split = piece.first_split + num_splits * split_part / by_splits;
+            part.last_split = piece.first_split + num_splits * (split_part + 1) / by_splits;
+            add_piece(schedule, part);
         }
     }
-    schedule.pieces = std::move(pieces);
+}
+
+// As many heads in a task as it holds rows of, at least one: the rows of a position's heads lie together,
+// and are read quickest in one go.
+int AttentionPlan::heads_per_piece(const Piece& piece) const {
+    const int num_rows = (piece.last_token - piece.first_token) * (num_heads_ / num_kv_heads_);
+    return std::max(1, kMaxTaskRows / (ceil_div(num_rows, kHalf) * kHalf));
+}
+
+void AttentionPlan::divide_by_heads(Schedule& schedule) const {
+    std::vector<Piece> pieces;
+    pieces.swap(schedule.pieces);
+    for (Piece piece : pieces) {
+        const int step = heads_per_piece(piece);
+        for (int head = 0; head < num_kv_heads_; head += step) {
+            piece.first_kv_head = head;
+            piece.last_kv_head = std::min(head + step, num_kv_heads_);
+            add_piece(schedule, piece);
+        }
+    }
+}
+
+void AttentionPlan::number_partials(Schedule& schedule, std::vector<QueryToken>& all) const {
+    // One piece has a token's first split: where its last is elsewhere, there are partial results.
+    for (const Piece& piece : schedule.pieces) {
+        for (int i = piece.first_token; i < piece.last_token; ++i) {
+            QueryToken& token = all[schedule.tokens[i].row];
+            if (token.first_split < piece.first_split || token.first_split >= piece.last_split) continue;
+            token.prefix_end = piece.last_split;
+        }
+    }
+    for (QueryToken& token : all) {
+        const int num_single = token.position / kSplit + 1 - token.prefix_end;
+        if (num_single <= 0) continue;
+        token.partial = schedule.num_partials;
+        schedule.num_partials += 1 + num_single;
+        schedule.merges.push_back(token);
+    }
+    for (QueryToken& token : schedule.tokens) token = all[token.row];
 }
 
 void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionTask layer) {
@@ -139,24 +272,28 @@ void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionT
     const std::size_t scratch = compute.kernels.attention_scratch(layer.head_dim);
     for (int thread = 0; thread < pool.size(); ++thread) pool.thread_scratch(thread).reserve(scratch);
 
-    const int num_kv_heads = layer.num_kv_heads;
-    pool.run(static_cast<int>(schedule.pieces.size()) * num_kv_heads, [&](int index, int thread) {
-        const AttentionPlan::Piece& piece = schedule.pieces[index / num_kv_heads];
+    pool.run(static_cast<int>(schedule.pieces.size()), [&](int index, int thread) {
+        const AttentionPlan::Piece& piece = schedule.pieces[index];
         AttentionTask task = layer;
         task.tokens = schedule.tokens.data() + piece.first_token;
         task.num_tokens = piece.last_token - piece.first_token;
         task.block_table = plan.block_table(piece.seq);
         task.first_split = piece.first_split;
         task.last_split = piece.last_split;
-        task.kv_head = index % num_kv_heads;
+        task.first_kv_head = piece.first_kv_head;
+        task.last_kv_head = piece.last_kv_head;
         compute.kernels.attend(task, pool.thread_scratch(thread).reserve(scratch));
     });
-    pool.run(static_cast<int>(schedule.merges.size()) * num_kv_heads, [&](int index, int thread) {
-        const auto [first, last] = schedule.merges[index / num_kv_heads];
+    const int num_merges = static_cast<int>(schedule.merges.size());
+    const int per_task = std::max(1, ceil_div(num_merges * layer.num_kv_heads, 4 * pool.size()));
+    const int per_head = ceil_div(num_merges, per_task);
+    pool.run(per_head * layer.num_kv_heads, [&](int index, int thread) {
+        const int first = index % per_head * per_task;
         AttentionTask task = layer;
-        task.tokens = schedule.tokens.data() + first;
-        task.num_tokens = last - first;
-        task.kv_head = index % num_kv_heads;
+        task.tokens = schedule.merges.data() + first;
+        task.num_tokens = std::min(per_task, num_merges - first);
+        task.first_kv_head = index / per_head;
+        task.last_kv_head = task.first_kv_head + 1;
         compute.kernels.merge(task, pool.thread_scratch(thread).reserve(scratch));
     });
 }

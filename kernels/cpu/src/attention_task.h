@@ -1,4 +1,4 @@
-// One task of attention: some query tokens of one KV head over some splits of the keys.
+// One task of attention: some query tokens of some KV heads over some splits of the keys.
 //
 // A split is kSplit positions at a multiple of kSplit. A split gives every row that sees into it a partial
 // result (sum of weighted values, maximum score, sum of weights); partial results are folded in
@@ -14,7 +14,10 @@ struct QueryToken {
     std::int32_t row;          // of q
     std::int32_t position;     // in its sequence
     std::int32_t first_split;  // that it sees into
-    std::int32_t partial;      // index of its first partial result, or -1: its task has all its splits
+    // Index of its first partial result, or -1: one task has all of its splits. The first is the fold of
+    // the splits before prefix_end, those after it are of single splits.
+    std::int32_t partial;
+    std::int32_t prefix_end;
 };
 
 struct AttentionTask {
@@ -37,7 +40,7 @@ struct AttentionTask {
     int num_tokens;
     const std::int32_t* block_table;
     int first_split, last_split;
-    int kv_head;
+    int first_kv_head, last_kv_head;
 };
 
 static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGroup) * kGroup; }
@@ -45,10 +48,10 @@ static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGro
 // Floats of one partial result: weighted values, maximum, sum of weights, padding.
 static inline std::size_t partial_size(int head_dim) { return padded_head_dim(head_dim) + kHalf; }
 
-static inline float* partial_of(const AttentionTask& task, const QueryToken& token, int split,
+// The fold of the first splits is number 0, a split at or past prefix_end 1 + split - prefix_end.
+static inline float* partial_of(const AttentionTask& task, const QueryToken& token, int number,
                                 int head) {
-    const std::size_t index =
-        static_cast<std::size_t>(token.partial + split - token.first_split) * task.num_heads + head;
+    const std::size_t index = static_cast<std::size_t>(token.partial + number) * task.num_heads + head;
     return task.partials + index * partial_size(task.head_dim);
 }
 

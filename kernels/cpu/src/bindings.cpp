@@ -75,12 +75,13 @@ class Engine : public OpSink {
 
     std::unique_ptr<AttentionPlan> plan(Address cu_seqlens, Address kv_lens, Address block_tables,
                                         int num_seqs, int max_num_blocks, int num_heads,
-                                        int num_kv_heads, int head_dim, int block_size) {
+                                        int num_kv_heads, int head_dim, int block_size,
+                                        bool share_prefixes) {
         const SequenceTable table{num_seqs, at<const std::int32_t>(cu_seqlens),
                                   at<const std::int32_t>(kv_lens),
                                   at<const std::int32_t>(block_tables), max_num_blocks};
         return std::make_unique<AttentionPlan>(table, num_heads, num_kv_heads, head_dim, block_size,
-                                               pool_.size());
+                                               pool_.size(), share_prefixes);
     }
 
     void submit(const Op& op) override {

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 
+#include "attention_amx.h"
 #include "attention_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
@@ -11,15 +12,16 @@ namespace ramet {
 const KernelTable& amx_kernels() {
     using Simd = Avx512Simd;
     using Matmul = AmxMatmul;
+    using Products = AmxProducts;
     static constexpr KernelTable table = {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
         ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
-        Attention<Simd, Matmul>::scratch_size,
-        Attention<Simd, Matmul>::attend,
-        Attention<Simd, Matmul>::merge,
+        Attention<Simd, Products>::scratch_size,
+        Attention<Simd, Products>::attend,
+        Attention<Simd, Products>::merge,
     };
     return table;
 }

@@ -11,15 +11,16 @@ namespace ramet {
 const KernelTable& avx512_kernels() {
     using Simd = Avx512Simd;
     using Matmul = VectorMatmul<Simd>;
+    using Products = VectorProducts<Simd>;
     static constexpr KernelTable table = {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
         ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
-        Attention<Simd, Matmul>::scratch_size,
-        Attention<Simd, Matmul>::attend,
-        Attention<Simd, Matmul>::merge,
+        Attention<Simd, Products>::scratch_size,
+        Attention<Simd, Products>::attend,
+        Attention<Simd, Products>::merge,
     };
     return table;
 }

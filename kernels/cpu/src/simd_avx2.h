@@ -69,6 +69,13 @@ struct Avx2Simd {
         const __m256 normal = _mm256_cmp_ps(n, set1(-126.0f), _CMP_NLT_UQ);
         return _mm256_and_ps(_mm256_mul_ps(a, power), normal);
     }
+    static Reg fraction(Reg x) {
+        const __m256 bounded = _mm256_max_ps(set1(-200.0f), x);
+        return _mm256_sub_ps(bounded, _mm256_floor_ps(bounded));
+    }
+    static Reg scale_by_floor(Reg a, Reg x) {
+        return scale_by_power(a, _mm256_floor_ps(_mm256_max_ps(set1(-200.0f), x)));
+    }
 
     static __m256 low(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
     static __m256 high(__m256i pairs) {
@@ -100,6 +107,16 @@ struct Avx2Simd {
         auto* target = reinterpret_cast<__m256i*>(out);
         _mm256_storeu_si256(target, _mm256_permute2x128_si256(low, high, 0x20));
         _mm256_storeu_si256(target + 1, _mm256_permute2x128_si256(low, high, 0x31));
+    }
+    static void store_pairs(bf16* p, Reg even, Reg odd) {
+        bf16 a[W], b[W];
+        store(a, even);
+        store(b, odd);
+        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+        const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+        auto* target = reinterpret_cast<__m128i*>(p);
+        _mm_storeu_si128(target, _mm_unpacklo_epi16(x, y));
+        _mm_storeu_si128(target + 1, _mm_unpackhi_epi16(x, y));
     }
 };
 

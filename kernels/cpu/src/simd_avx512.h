@@ -63,6 +63,10 @@ struct Avx512Simd {
         const __mmask16 normal = _mm512_cmp_ps_mask(n, set1(-126.0f), _CMP_NLT_UQ);
         return _mm512_maskz_scalef_ps(normal, a, n);
     }
+    static Reg fraction(Reg x) {
+        return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    }
+    static Reg scale_by_floor(Reg a, Reg x) { return _mm512_scalef_ps(a, x); }
 
 #if defined(__AVX512BF16__)
     using Pairs = Words;
@@ -131,6 +135,21 @@ struct Avx512Simd {
         const Words high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16);
         _mm512_storeu_si512(out, _mm512_or_si512(low, high));
     }
+#if defined(__AVX512BF16__)
+    static void store_pairs(bf16* p, Reg even, Reg odd) {
+        const Words order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                             23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const Words halves = (Words)_mm512_cvtne2ps_pbh(odd, even);
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
+    }
+#else
+    static void store_pairs(bf16* p, Reg even, Reg odd) {
+        bf16 a[W], b[W];
+        store(a, even);
+        store(b, odd);
+        interleave16(a, b, p);
+    }
+#endif
 };
 
 }  // namespace

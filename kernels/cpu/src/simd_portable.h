@@ -89,6 +89,16 @@ struct PortableSimd {
             return a.lane[i] * power;
         });
     }
+    // x - floor(x), and 0 for -infinity.
+    static Reg fraction(Reg x) {
+        return make([&](int i) {
+            return std::isinf(x.lane[i]) ? 0.0f : x.lane[i] - std::floor(x.lane[i]);
+        });
+    }
+    // a * 2^floor(x) for x <= 0.
+    static Reg scale_by_floor(Reg a, Reg x) {
+        return scale_by_power(a, make([&](int i) { return std::floor(x.lane[i]); }));
+    }
 
     // Pairs of consecutive elements of the reduced dimension, one pair a lane.
     static Pairs load_pairs(const bf16* p) {
@@ -110,6 +120,13 @@ struct PortableSimd {
         for (int i = 0; i < 16; ++i) {
             out[2 * i] = a[i];
             out[2 * i + 1] = b[i];
+        }
+    }
+    // out[2 i] = even[i], out[2 i + 1] = odd[i], rounded.
+    static void store_pairs(bf16* out, Reg even, Reg odd) {
+        for (int i = 0; i < W; ++i) {
+            out[2 * i] = to_bf16(even.lane[i]);
+            out[2 * i + 1] = to_bf16(odd.lane[i]);
         }
     }
 };

@@ -26,6 +26,18 @@ typename S::Reg exp2(typename S::Reg x) {
     return S::scale_by_power(p, n);
 }
 
+// 2^x for x <= 0 within 2^-17, far below the rounding of a bfloat16; 0 below 2^-126 and for -infinity.
+template <class S>
+typename S::Reg exp2_near(typename S::Reg x) {
+    const auto r = S::fraction(x);
+    auto p = S::set1(1.3426785357e-2f);
+    p = S::fma(p, r, S::set1(5.2242312580e-2f));
+    p = S::fma(p, r, S::set1(2.4128028750e-1f));
+    p = S::fma(p, r, S::set1(6.9304484129e-1f));
+    p = S::fma(p, r, S::set1(1.0f));
+    return S::scale_by_floor(p, x);
+}
+
 template <class S>
 typename S::Reg tanh(typename S::Reg x) {
     const auto e = exp2<S>(S::mul(x, S::set1(2.0f * kLog2E)));

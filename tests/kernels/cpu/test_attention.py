@@ -295,3 +295,81 @@ def test_queries_and_caches_that_do_not_fit_the_plan_raise(kernels: CpuKernels) 
         kernels.attention(q, cache[:, :3].clone(), cache[:, :3].clone(), plan, scale=1.0)
     with pytest.raises(ValueError, match="block 3 is outside of a cache of 3 blocks"):
         kernels.attention(q, cache[:3], cache[:3], plan, scale=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A sequence that has the first `shared` positions' blocks of an earlier one of the batch."""
+
+    parent: int | None
+    shared: int
+    kv_len: int
+    num_queries: int
+
+
+TREES = {
+    "one prompt": tuple(
+        Branch(None if i == 0 else 0, 640, 650 + i, 1 + 2 * (i == 3)) for i in range(9)
+    ),
+    "levels": (
+        Branch(None, 0, 900, 1),
+        Branch(0, 520, 700, 1),
+        Branch(0, 520, 521, 1),
+        Branch(1, 660, 800, 1),
+        Branch(1, 660, 661, 100),
+        Branch(None, 0, 300, 300),
+        Branch(5, 256, 290, 20),
+        Branch(5, 256, 256, 1),
+        Branch(0, 100, 140, 1),
+        Branch(None, 0, 40, 1),
+    ),
+    "many": tuple(Branch(None if i == 0 else 0, 256, 300 + i, 1) for i in range(70)),
+}
+
+
+def make_tree(
+    generator: torch.Generator, dtype: torch.dtype, block_size: int, branches: tuple[Branch, ...]
+) -> Step:
+    """Only whole blocks are shared; the order of the sequences is not that of the tree."""
+    shape = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, block_size=block_size)
+    counts = [-(-branch.kv_len // block_size) for branch in branches]
+    tables = torch.full((len(branches), max(counts)), 1 << 30, dtype=torch.int32)
+    ids = torch.randperm(sum(counts), generator=generator).to(torch.int32)
+    for seq, (branch, count) in enumerate(zip(branches, counts, strict=True)):
+        tables[seq, :count], ids = ids[:count], ids[count:]
+        if branch.parent is not None:
+            num_shared = branch.shared // block_size
+            tables[seq, :num_shared] = tables[branch.parent, :num_shared]
+    order = torch.randperm(len(branches), generator=generator)
+    caches = torch.randn(2, sum(counts), block_size, 2, 32, generator=generator).to(dtype)
+    num_queries = tuple(branches[seq].num_queries for seq in order.tolist())
+    q = torch.randn(sum(num_queries), 6, 32, generator=generator).to(dtype)
+    kv_lens = tuple(branches[seq].kv_len for seq in order.tolist())
+    return Step(shape, num_queries, kv_lens, q, caches[0], caches[1], tables[order])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("block_size", [1, 16, 100])
+@pytest.mark.parametrize("branches", TREES.values(), ids=TREES.keys())
+def test_reading_shared_blocks_once_does_not_change_a_bit(
+    kernels: CpuKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    branches: tuple[Branch, ...],
+    block_size: int,
+    options: dict[str, float | int],
+) -> None:
+    step = make_tree(generator, dtype, block_size, branches)
+    apart = CpuKernels(isa=kernels.isa, num_threads=2, share_prefixes=False)
+    expected, expected_lse = step.run(apart, **options)
+    for num_threads in (1, 2):
+        together = CpuKernels(isa=kernels.isa, num_threads=num_threads)
+        out, lse = step.run(together, **options)
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
+
+
+def test_a_batch_that_shares_blocks_matches_the_reference(
+    kernels: CpuKernels, reference: ReferenceKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    check(kernels, reference, make_tree(generator, dtype, 16, TREES["levels"]))
