@@ -7,18 +7,15 @@ failure ends the state: what was added behind it fails with the same error.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import nodes
-from .backends.base import Generated, GenRequest, ScoreRequest
+from . import asking, nodes
 from .content import Closed, Content, Opened
 from .errors import ProgramCancelled, ProgramError, UsageError
-from .params import Params
 from .report import Branches, Step
 from .stream import Said, TextLog
 
@@ -258,13 +255,13 @@ class Executor:
         if isinstance(node, nodes.Text):
             content.add(node.text)
         elif isinstance(node, nodes.Gen):
-            return self._gen(node)
+            return asking.run_gen(self, node)
         elif isinstance(node, nodes.RoleBegin):
             content.add(Opened(node.role))
         elif isinstance(node, nodes.RoleEnd):
             content.add(Closed())
         elif isinstance(node, nodes.Select):
-            return self._select(node)
+            return asking.run_select(self, node)
         elif isinstance(node, nodes.ScopeBegin):
             content.scopes[node.name] = []
         elif isinstance(node, nodes.ScopeEnd):
@@ -276,92 +273,10 @@ class Executor:
 
             return run_tool_loop(self, node)
         elif isinstance(node, nodes.SeparateReasoning):
-            return self._separate(node)
+            return asking.run_separate_reasoning(self, node)
         else:
             raise UsageError(f"{type(node).__name__} cannot be run.")
         return None
-
-    async def generate(self, params: Params, name: str | None) -> tuple[Generated, dict[str, Any]]:
-        """Let the model go on; the content grows by the first sample. Returns it and its facts."""
-        content = self.content
-        resolved = await content.resolve(self.session.frames, generates=True)
-        self.say(resolved.text[content.num_shown :])
-        follows = self.log is not None and (params.n or 1) == 1
-        started = time.perf_counter()
-        request = GenRequest(
-            prompt=content.prompt(resolved),
-            params=params,
-            on_text=(lambda text: self.say(text, name)) if follows else None,
-            group=self.session.group,
-        )
-        async with asyncio.timeout(params.timeout):
-            generated = await self.session.backend.generate(request)
-        if not follows:
-            self.say(generated.samples[0].text, name)
-        content.commit(resolved, generated)
-        meta = _meta(generated, time.perf_counter() - started)
-        self.events.append(Step.of(name, "gen", meta, generated.samples[0].text))
-        return generated, meta
-
-    async def _gen(self, node: nodes.Gen) -> None:
-        value, meta = await self._write(node)
-        if node.name is not None:
-            self.set(node.name, value, meta)
-
-    async def _write(self, node: nodes.Gen) -> tuple[Any, dict[str, Any]]:
-        from .tool_calls import parse_tool_calls
-
-        params = node.params.over(self.session.defaults)
-        generated, meta = await self.generate(params, node.name)
-        texts = [sample.text for sample in generated.samples]
-        if node.tools:
-            meta["tool_calls"] = parse_tool_calls(texts[0])[1]
-        values = [_converted(node, text) for text in texts]
-        return (values if params.n is not None and params.n > 1 else values[0]), meta
-
-    async def _separate(self, node: nodes.SeparateReasoning) -> None:
-        value, meta = await self._write(replace(node.gen, convert=None))
-        before, found, after = value.partition(node.closing)
-        reasoning = before.strip().removeprefix(node.opening).strip() if found else ""
-        answer = after.lstrip() if found else value
-        if node.gen.name is not None:
-            self.set(node.reasoning_name, reasoning, meta)
-            self.set(node.gen.name, _converted(node.gen, answer), meta)
-
-    async def _select(self, node: nodes.Select) -> None:
-        content = self.content
-        resolved = await content.resolve(self.session.frames, generates=True)
-        self.say(resolved.text[content.num_shown :])
-        started = time.perf_counter()
-        params = Params(timeout=node.timeout, priority=node.priority).over(self.session.defaults)
-        request = ScoreRequest(
-            prompt=content.prompt(resolved),
-            options=node.options,
-            unconditional=node.method.needs_unconditional,
-            params=params,
-            group=self.session.group,
-        )
-        async with asyncio.timeout(params.timeout):
-            scored = await self.session.backend.score(request)
-        logprobs = [option.logprobs for option in scored.options]
-        scores = node.method.score(logprobs, [option.unconditional for option in scored.options])
-        best = max(range(len(scores)), key=scores.__getitem__)
-        chosen = node.options[best]
-        content.commit_option(resolved, chosen)
-        self.say(chosen, node.name)
-        meta = {
-            "method": node.method.name,
-            "scores": dict(zip(node.options, scores, strict=True)),
-            "options": scored.options,
-            "normalized_prompt_logprobs": scores,
-            "prompt_tokens": scored.num_prompt_tokens,
-            "cached_tokens": scored.num_cached_tokens,
-            "completion_tokens": 0,
-            "latency": time.perf_counter() - started,
-        }
-        self.events.append(Step.of(node.name, "select", meta, chosen))
-        if node.name is not None:
-            self.set(node.name, chosen, meta)
 
     async def _join(self, children: Sequence[Executor], mode: JoinMode) -> None:
         for child in children:
@@ -393,33 +308,3 @@ class Executor:
             else:
                 for item in child.content.own:
                     self.content.add(item)
-
-
-def _converted(node: nodes.Gen, text: str) -> Any:
-    if node.convert is None:
-        return text
-    try:
-        return node.convert(text)
-    except Exception as error:
-        raise ProgramError(f"{text!r} is no value of the type asked for: {error}") from error
-
-
-def _meta(generated: Generated, seconds: float) -> dict[str, Any]:
-    first = generated.samples[0]
-    meta: dict[str, Any] = {
-        "prompt_tokens": generated.num_prompt_tokens,
-        "cached_tokens": generated.num_cached_tokens,
-        "completion_tokens": sum(sample.num_tokens for sample in generated.samples),
-        "finish_reason": first.finish_reason,
-        "stop_reason": first.stop_reason,
-        "latency": seconds,
-    }
-    if len(generated.samples) > 1:
-        meta["finish_reasons"] = [sample.finish_reason for sample in generated.samples]
-    if first.logprobs is not None:
-        meta["logprobs"] = first.logprobs
-        meta["output_token_logprobs"] = [
-            (entry["logprob"], entry.get("token_id"), entry.get("token"))
-            for entry in first.logprobs
-        ]
-    return meta

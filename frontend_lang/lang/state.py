@@ -82,7 +82,7 @@ class State:
         try:
             yield
         finally:
-            self._executor.submit(nodes.ScopeEnd(name))
+            self._end(nodes.ScopeEnd(name))
 
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable; one that exists is replaced."""

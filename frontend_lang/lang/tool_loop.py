@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import nodes
+from .asking import generate
 from .content import Closed, Opened
 from .errors import ToolLoopError
 from .tool_calls import ToolCall, parse_tool_calls
@@ -30,7 +31,7 @@ async def run_tool_loop(executor: Executor, node: nodes.ToolLoop) -> None:
     totals = dict.fromkeys(("completion_tokens", "latency"), 0.0)
     for num_rounds in range(1, node.max_rounds + 1):
         content.add(Opened("assistant"))
-        generated, meta = await executor.generate(params, node.name)
+        generated, meta = await generate(executor, params, node.name)
         content.add(Closed())
         for key in totals:
             totals[key] += meta[key]

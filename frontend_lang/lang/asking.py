@@ -1,0 +1,141 @@
+"""What a state asks of its backend: to write, and to choose. Each adds to the state's content.
+
+Knows requests and answers; the order of things is the executor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from . import nodes
+from .backends.base import Generated, GenRequest, ScoreRequest
+from .errors import ProgramError
+from .params import Params
+from .report import Step
+from .tool_calls import parse_tool_calls
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+async def generate(
+    executor: Executor, params: Params, name: str | None
+) -> tuple[Generated, dict[str, Any]]:
+    """Let the model go on; the content grows by the first sample. Returns it and its facts."""
+    content = executor.content
+    resolved = await content.resolve(executor.session.frames, generates=True)
+    executor.say(resolved.text[content.num_shown :])
+    follows = executor.log is not None and (params.n or 1) == 1
+    started = time.perf_counter()
+    request = GenRequest(
+        prompt=content.prompt(resolved),
+        params=params,
+        on_text=(lambda text: executor.say(text, name)) if follows else None,
+        group=executor.session.group,
+    )
+    async with asyncio.timeout(params.timeout):
+        generated = await executor.session.backend.generate(request)
+    if not follows:
+        executor.say(generated.samples[0].text, name)
+    content.commit(resolved, generated)
+    meta = _meta(generated, time.perf_counter() - started)
+    executor.events.append(Step.of(name, "gen", meta, generated.samples[0].text))
+    return generated, meta
+
+
+async def run_gen(executor: Executor, node: nodes.Gen) -> None:
+    """Let the model write, into a variable if it has a name."""
+    value, meta = await _write(executor, node)
+    if node.name is not None:
+        executor.set(node.name, value, meta)
+
+
+async def _write(executor: Executor, node: nodes.Gen) -> tuple[Any, dict[str, Any]]:
+    params = node.params.over(executor.session.defaults)
+    generated, meta = await generate(executor, params, node.name)
+    texts = [sample.text for sample in generated.samples]
+    if node.tools:
+        meta["tool_calls"] = parse_tool_calls(texts[0])[1]
+    values = [_converted(node, text) for text in texts]
+    return (values if params.n is not None and params.n > 1 else values[0]), meta
+
+
+async def run_separate_reasoning(executor: Executor, node: nodes.SeparateReasoning) -> None:
+    """Let the model write, and keep its thinking apart."""
+    value, meta = await _write(executor, replace(node.gen, convert=None))
+    before, found, after = value.partition(node.closing)
+    reasoning = before.strip().removeprefix(node.opening).strip() if found else ""
+    answer = after.lstrip() if found else value
+    if node.gen.name is not None:
+        executor.set(node.reasoning_name, reasoning, meta)
+        executor.set(node.gen.name, _converted(node.gen, answer), meta)
+
+
+async def run_select(executor: Executor, node: nodes.Select) -> None:
+    """Score the options, and add the one that the method takes."""
+    content = executor.content
+    resolved = await content.resolve(executor.session.frames, generates=True)
+    executor.say(resolved.text[content.num_shown :])
+    started = time.perf_counter()
+    params = Params(timeout=node.timeout, priority=node.priority).over(executor.session.defaults)
+    request = ScoreRequest(
+        prompt=content.prompt(resolved),
+        options=node.options,
+        unconditional=node.method.needs_unconditional,
+        params=params,
+        group=executor.session.group,
+    )
+    async with asyncio.timeout(params.timeout):
+        scored = await executor.session.backend.score(request)
+    logprobs = [option.logprobs for option in scored.options]
+    scores = node.method.score(logprobs, [option.unconditional for option in scored.options])
+    best = max(range(len(scores)), key=scores.__getitem__)
+    chosen = node.options[best]
+    content.commit_option(resolved, chosen)
+    executor.say(chosen, node.name)
+    meta = {
+        "method": node.method.name,
+        "scores": dict(zip(node.options, scores, strict=True)),
+        "options": scored.options,
+        "normalized_prompt_logprobs": scores,
+        "prompt_tokens": scored.num_prompt_tokens,
+        "cached_tokens": scored.num_cached_tokens,
+        "completion_tokens": 0,
+        "latency": time.perf_counter() - started,
+    }
+    executor.events.append(Step.of(node.name, "select", meta, chosen))
+    if node.name is not None:
+        executor.set(node.name, chosen, meta)
+
+
+def _converted(node: nodes.Gen, text: str) -> Any:
+    if node.convert is None:
+        return text
+    try:
+        return node.convert(text)
+    except Exception as error:
+        raise ProgramError(f"{text!r} is no value of the type asked for: {error}") from error
+
+
+def _meta(generated: Generated, seconds: float) -> dict[str, Any]:
+    first = generated.samples[0]
+    meta: dict[str, Any] = {
+        "prompt_tokens": generated.num_prompt_tokens,
+        "cached_tokens": generated.num_cached_tokens,
+        "completion_tokens": sum(sample.num_tokens for sample in generated.samples),
+        "finish_reason": first.finish_reason,
+        "stop_reason": first.stop_reason,
+        "latency": seconds,
+    }
+    if len(generated.samples) > 1:
+        meta["finish_reasons"] = [sample.finish_reason for sample in generated.samples]
+    if first.logprobs is not None:
+        meta["logprobs"] = first.logprobs
+        meta["output_token_logprobs"] = [
+            (entry["logprob"], entry.get("token_id"), entry.get("token"))
+            for entry in first.logprobs
+        ]
+    return meta
