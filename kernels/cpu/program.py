@@ -14,7 +14,8 @@ import torch
 from ..ops import AttentionShape, Kernels, StepInputs
 from . import _native
 from .arguments import int64
-from .kernels import CpuKernels, CpuPlan
+from .kernels import CpuKernels
+from .plan import CpuPlan
 
 # Rows of the specimen: two numbers tell rows of tokens from rows of logits, and neither is one, since the
 # stride of a single row is anything.

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from ramet.kernels.cpu.kernels import CpuKernels, CpuPlan
+from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.cpu.plan import CpuPlan
 from ramet.kernels.ops import AttentionShape
 from ramet.kernels.reference import ReferenceKernels
 
