@@ -49,10 +49,13 @@ void AttentionPlan::check() {
                     std::to_string(block_size_) + " cannot hold " +
                     std::to_string(table_.kv_lens[seq]) + " tokens");
         const std::int32_t* blocks = block_table(seq);
-        for (int i = 0; i < ceil_div(table_.kv_lens[seq], block_size_); ++i) {
-            require(blocks[i] >= 0, "a block id is negative");
-            max_block_ = std::max(max_block_, blocks[i]);
+        const std::int32_t* end = blocks + ceil_div(table_.kv_lens[seq], block_size_);
+        std::int32_t lowest = 0;
+        for (const std::int32_t* block = blocks; block != end; ++block) {
+            lowest = std::min(lowest, *block);
+            max_block_ = std::max(max_block_, *block);
         }
+        require(lowest >= 0, "a block id is negative");
     }
 }
 

@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 
 #include "attention_amx.h"
+#include "attention_fold.h"
 #include "attention_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
@@ -21,7 +22,7 @@ const KernelTable& amx_kernels() {
         ElementwiseRange<Simd>::heads,
         Attention<Simd, Products>::scratch_size,
         Attention<Simd, Products>::attend,
-        Attention<Simd, Products>::merge,
+        Merge<Simd>::run,
     };
     return table;
 }

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 
+#include "attention_fold.h"
 #include "attention_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
@@ -20,7 +21,7 @@ const KernelTable& avx512_kernels() {
         ElementwiseRange<Simd>::heads,
         Attention<Simd, Products>::scratch_size,
         Attention<Simd, Products>::attend,
-        Attention<Simd, Products>::merge,
+        Merge<Simd>::run,
     };
     return table;
 }
