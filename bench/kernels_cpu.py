@@ -20,8 +20,17 @@ from ramet.kernels.ops import AttentionShape
 NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
 ROWS = (1, 4, 16, 32, 64, 128, 512)
-# (sequences, new tokens each, tokens of KV each)
-STEPS = ((1, 1, 2000), (32, 1, 200), (16, 1, 1550), (1, 512, 512), (1, 512, 2000))
+# (sequences, new tokens each, tokens of KV each, how many of them all sequences share)
+STEPS = (
+    (1, 1, 2000, 0),
+    (32, 1, 200, 0),
+    (16, 1, 1550, 0),
+    (16, 1, 1550, 1504),
+    (64, 1, 128, 64),
+    (64, 1, 4064, 4000),
+    (1, 512, 512, 0),
+    (1, 512, 2000, 0),
+)
 
 
 def main() -> None:
@@ -78,9 +87,11 @@ def products(kernels: CpuKernels) -> None:
 
 def attention(kernels: CpuKernels) -> None:
     """Attention of all layers of a step."""
-    for num_seqs, num_new, kv_len in STEPS:
+    for num_seqs, num_new, kv_len, num_shared in STEPS:
         num_blocks = -(-kv_len // SHAPE.block_size)
         tables = torch.randperm(num_seqs * num_blocks).view(num_seqs, num_blocks)
+        num_shared_blocks = num_shared // SHAPE.block_size
+        tables[:, :num_shared_blocks] = tables[:1, :num_shared_blocks].clone()
         caches = torch.randn(
             2, num_seqs * num_blocks, SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim
         ).to(torch.bfloat16)
@@ -97,7 +108,7 @@ def attention(kernels: CpuKernels) -> None:
 
         best, median = measure(layer, 25)
         print(
-            f"{num_seqs:3} sequences x {num_new:3} new of {kv_len:4}: "
+            f"{num_seqs:3} sequences x {num_new:3} new of {kv_len:4}, {num_shared:4} shared: "
             f"{NUM_LAYERS} layers {best * NUM_LAYERS * 1e3:7.2f} ms "
             f"(median {median * NUM_LAYERS * 1e3:7.2f})"
         )
