@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -87,6 +87,25 @@ class StepInputs:
     slot_mapping: torch.Tensor
     logit_rows: torch.Tensor
     plan: AttentionPlan
+
+
+@runtime_checkable
+class DrawsTokens(Protocol):
+    """What kernels may have besides `Kernels`: a quicker draw than torch makes."""
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+    ) -> torch.Tensor:
+        """One token of each row: softmax at its temperature, then the inverse of the cumulative sum.
+
+        `logits: [n, vocab_size]` float32; `temperature: [n]` float32, above 0; `min_p: [n]` float32,
+        below which times the likeliest nothing is drawn; `uniform: [n]` float64 in [0, 1). The result
+        is `[n]` int64. A row's token depends on that row alone.
+        """
 
 
 class Kernels(Protocol):

@@ -154,6 +154,18 @@ class Engine(OpSink):
         share_prefixes: bool,
         /,
     ) -> AttentionPlan: ...
+    def draw(
+        self,
+        logits: int,
+        stride: int,
+        num_rows: int,
+        vocab_size: int,
+        temperature: int,
+        min_p: int,
+        uniform: int,
+        out: int,
+        /,
+    ) -> None: ...
     def run(
         self,
         program: Program,

@@ -143,7 +143,12 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         config=config.scheduler,
         cache=cache,
         runner=runner,
-        sampler=Sampler(model_config.vocab_size, device, eos_token_ids),
+        sampler=Sampler(
+            model_config.vocab_size,
+            device,
+            eos_token_ids,
+            draw_rows=kernels.draw if isinstance(kernels, ops.DrawsTokens) else None,
+        ),
         tokenizer=tokenizer,
         seed=config.model.seed,
         share_inflight=config.cache.enable_prefix_cache,

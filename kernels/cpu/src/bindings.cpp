@@ -89,6 +89,16 @@ class Engine : public OpSink {
         std::visit([&](const auto& op) { op.run(compute_); }, op);
     }
 
+    void draw(Address logits, Stride stride, int num_rows, int vocab_size, Address temperature,
+              Address min_p, Address uniform, Address out) {
+        const Guard guard(pool_);
+        run_draw(compute_,
+                 {at<const float>(logits), stride, vocab_size, at<const float>(temperature),
+                  at<const float>(min_p), at<const double>(uniform), nullptr,
+                  at<std::int64_t>(out)},
+                 num_rows);
+    }
+
     void run(Program& program, int num_tokens, int num_logit_rows, const AttentionPlan& plan,
              const std::vector<Address>& inputs, Address result) {
         std::vector<void*> pointers;
@@ -241,6 +251,7 @@ PYBIND11_MODULE(_native, module) {
         .def(py::init<const std::string&, int>())
         .def("pack", &Engine::pack, no_gil)
         .def("plan", &Engine::plan)
+        .def("draw", &Engine::draw, no_gil)
         .def("run", &Engine::run, no_gil);
 }
 

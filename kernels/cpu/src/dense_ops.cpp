@@ -132,6 +132,15 @@ void run_widen(const Compute& compute, const WidenJob& job, int num_rows) {
                 [&](int first, int last) { compute.kernels.widen(job, first, last); });
 }
 
+void run_draw(const Compute& compute, DrawJob job, int num_rows) {
+    const std::size_t num_sums =
+        static_cast<std::size_t>(num_rows) * ceil_div(job.vocab_size, kDrawBlock);
+    job.block_sums =
+        static_cast<double*>(compute.pool.partials().reserve(num_sums * sizeof(double)));
+    split_range(compute.pool, num_rows, rows_per_piece(job.vocab_size),
+                [&](int first, int last) { compute.kernels.draw(job, first, last); });
+}
+
 void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens) {
     std::int64_t row_size = 0;
     for (int i = 0; i < num_jobs; ++i) row_size += jobs[i].num_heads * jobs[i].head_dim;

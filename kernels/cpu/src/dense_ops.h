@@ -38,6 +38,9 @@ void run_gate(const Compute& compute, const GateJob& job, int num_rows);
 
 void run_widen(const Compute& compute, const WidenJob& job, int num_rows);
 
+// job.block_sums is provided here.
+void run_draw(const Compute& compute, DrawJob job, int num_rows);
+
 // Several jobs over the same tokens as one pass.
 void run_heads(const Compute& compute, const HeadsJob* jobs, int num_jobs, int num_tokens);
 

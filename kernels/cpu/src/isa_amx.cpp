@@ -3,6 +3,7 @@
 #include "attention_amx.h"
 #include "attention_fold.h"
 #include "attention_range.h"
+#include "draw_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
 #include "matmul_amx.h"
@@ -20,6 +21,7 @@ const KernelTable& amx_kernels() {
         ElementwiseRange<Simd>::gate,
         ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
+        DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,
         Attention<Simd, Products>::attend,
         Merge<Simd>::run,

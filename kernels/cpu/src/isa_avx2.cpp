@@ -2,6 +2,7 @@
 
 #include "attention_fold.h"
 #include "attention_range.h"
+#include "draw_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
 #include "matmul_vector.h"
@@ -19,6 +20,7 @@ const KernelTable& avx2_kernels() {
         ElementwiseRange<Simd>::gate,
         ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
+        DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,
         Attention<Simd, Products>::attend,
         Merge<Simd>::run,

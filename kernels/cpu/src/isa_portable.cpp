@@ -1,5 +1,6 @@
 #include "attention_fold.h"
 #include "attention_range.h"
+#include "draw_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
 #include "matmul_vector.h"
@@ -17,6 +18,7 @@ const KernelTable& portable_kernels() {
         ElementwiseRange<Simd>::gate,
         ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
+        DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,
         Attention<Simd, Products>::attend,
         Merge<Simd>::run,

@@ -71,6 +71,21 @@ struct HeadsJob {
     void* out;  // rows of [num_heads, head_dim], contiguous
 };
 
+// Tokens whose weights make one sum of a draw.
+constexpr int kDrawBlock = 512;
+
+// One token of each row, drawn at its temperature; weights below min_p of the likeliest count as zero.
+struct DrawJob {
+    const float* logits;
+    std::int64_t stride;
+    int vocab_size;
+    const float* temperature;  // [num_rows], above 0
+    const float* min_p;        // [num_rows], 0: all count
+    const double* uniform;     // [num_rows] in [0, 1)
+    double* block_sums;        // [num_rows, ceil(vocab_size / kDrawBlock)], working memory
+    std::int64_t* out;         // [num_rows]
+};
+
 struct AttentionTask;  // attention_task.h
 
 struct KernelTable {
@@ -79,6 +94,7 @@ struct KernelTable {
     void (*gate)(const GateJob&, int first_row, int last_row);
     void (*widen)(const WidenJob&, int first_row, int last_row);
     void (*heads)(const HeadsJob&, int first_token, int last_token);
+    void (*draw)(const DrawJob&, int first_row, int last_row);
     std::size_t (*attention_scratch)(int head_dim);
     void (*attend)(const AttentionTask&, void* scratch);
     void (*merge)(const AttentionTask&, void* scratch);

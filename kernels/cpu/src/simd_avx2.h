@@ -50,6 +50,9 @@ struct Avx2Simd {
     static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
     static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
     static Reg min(Reg a, Reg b) { return _mm256_min_ps(a, b); }
+    static Reg zero_below(Reg a, Reg floor) {
+        return _mm256_and_ps(a, _mm256_cmp_ps(a, floor, _CMP_NLT_UQ));
+    }
     static float reduce_add(Reg a) {
         __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -54,6 +54,9 @@ struct Avx512Simd {
     static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
     static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
     static Reg min(Reg a, Reg b) { return _mm512_min_ps(a, b); }
+    static Reg zero_below(Reg a, Reg floor) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, floor, _CMP_NLT_UQ), a);
+    }
     static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
     static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
     static Reg round(Reg x) {

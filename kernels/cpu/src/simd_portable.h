@@ -67,6 +67,10 @@ struct PortableSimd {
     static Reg min(Reg a, Reg b) {
         return make([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
     }
+    // a where it is not below the floor, else 0.
+    static Reg zero_below(Reg a, Reg floor) {
+        return make([&](int i) { return a.lane[i] < floor.lane[i] ? 0.0f : a.lane[i]; });
+    }
     static float reduce_add(Reg a) { return (a.lane[0] + a.lane[2]) + (a.lane[1] + a.lane[3]); }
     static float reduce_max(Reg a) {
         const float b = larger(a.lane[0], a.lane[2]), c = larger(a.lane[1], a.lane[3]);

@@ -145,3 +145,24 @@ def test_a_row_of_nan_disturbs_no_other() -> None:
         drawn = draw(broken, cuts_of(rows)).tolist()
         assert 0 <= drawn[bad] < VOCAB
         assert drawn[:bad] + drawn[bad + 1 :] == expected[:bad] + expected[bad + 1 :]
+
+
+def test_rows_laid_out_by_id_are_drawn_by_what_was_given() -> None:
+    def draw_rows(
+        logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+    ) -> torch.Tensor:
+        assert logits.shape == (temperature.shape[0], 10)
+        assert min_p.shape == uniform.shape == temperature.shape
+        return 100 + (10 * uniform).long()
+
+    cuts = Cuts(
+        temperature=torch.ones(4),
+        top_k=torch.tensor([10, 1, 10, 10]),
+        top_p=torch.tensor([1.0, 1.0, 1e-9, 1.0], dtype=torch.float64),
+        min_p=torch.zeros(4),
+        uniform=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
+    )
+    logits = torch.arange(40.0).reshape(4, 10)
+    assert draw(logits, cuts, draw_rows).tolist() == [101, 9, 9, 104]
+    both = torch.tensor([0, 3])
+    assert draw(logits[both], cuts.rows(both), draw_rows).tolist() == [101, 104]
