@@ -161,7 +161,7 @@ class CpuKernels:
     def logits(
         self, x: torch.Tensor, weight: PackedLinear, softcap: float | None = None
     ) -> torch.Tensor:
-        """See `Kernels.logits`; bfloat16 is widened in place."""
+        """See `Kernels.logits`; the sums are not rounded."""
         native = plain(weight)
         x = self._checked_input(x, native)
         out = self._new((x.shape[0], native.out_features), torch.float32)

@@ -72,7 +72,8 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
     }
     const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
                         call.num_rows,  num_columns,     weight.bias(),   call.residual,
-                        call.residual_stride, call.activation, call.out, call.out_stride};
+                        call.residual_stride, call.activation, call.out, call.out_stride,
+                        call.wide_out,  call.softcap};
 
     const int block_rows = static_cast<int>(
         larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
@@ -125,11 +126,6 @@ void run_norm(const Compute& compute, const NormJob& job, int num_rows) {
 void run_gate(const Compute& compute, const GateJob& job, int num_rows) {
     split_range(compute.pool, num_rows, rows_per_piece(job.num_columns),
                 [&](int first, int last) { compute.kernels.gate(job, first, last); });
-}
-
-void run_widen(const Compute& compute, const WidenJob& job, int num_rows) {
-    split_range(compute.pool, num_rows, rows_per_piece(job.num_columns),
-                [&](int first, int last) { compute.kernels.widen(job, first, last); });
 }
 
 void run_draw(const Compute& compute, DrawJob job, int num_rows) {

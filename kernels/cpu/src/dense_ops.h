@@ -22,6 +22,8 @@ struct LinearCall {
     Activation activation;  // none unless the weight is gated
     void* out;
     std::int64_t out_stride;
+    bool wide_out = false;
+    float softcap = 0;
 };
 
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call);
@@ -35,8 +37,6 @@ void run_take_rows(const Compute& compute, const void* x, std::size_t row_bytes,
 void run_norm(const Compute& compute, const NormJob& job, int num_rows);
 
 void run_gate(const Compute& compute, const GateJob& job, int num_rows);
-
-void run_widen(const Compute& compute, const WidenJob& job, int num_rows);
 
 // job.block_sums is provided here.
 void run_draw(const Compute& compute, DrawJob job, int num_rows);

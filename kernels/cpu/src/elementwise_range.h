@@ -32,16 +32,6 @@ struct ElementwiseRange {
         }
     }
 
-    static void widen(const WidenJob& job, int first_row, int last_row) {
-        for (int row = first_row; row < last_row; ++row) {
-            if (job.dtype == DType::bf16) {
-                widen_row<bf16>(job, row);
-            } else {
-                widen_row<float>(job, row);
-            }
-        }
-    }
-
     static void heads(const HeadsJob& job, int first_token, int last_token) {
         const bool half_in = job.dtype == DType::bf16, half_out = job.out_dtype == DType::bf16;
         if (half_in && half_out) {
@@ -101,21 +91,6 @@ struct ElementwiseRange {
     }
 
     // What is stored at i ends before what is still to be read after i.
-    template <class T>
-    static void widen_row(const WidenJob& job, int row) {
-        const int n = job.num_columns;
-        float* out = job.rows + static_cast<std::int64_t>(row) * n;
-        const T* x = reinterpret_cast<const T*>(out + n) - n;
-        const Reg softcap = S::set1(job.softcap);
-        for (int i = 0; i < n; i += S::W) {
-            Reg value = load_upto<S>(x + i, n - i);
-            if (job.softcap != 0) {
-                value = S::mul(softcap, tanh<S>(S::div(value, softcap)));
-            }
-            store_upto<S>(out + i, value, n - i);
-        }
-    }
-
     template <class T, class U>
     static void heads_typed(const HeadsJob& job, int first_token, int last_token) {
         for (int token = first_token; token < last_token; ++token) {

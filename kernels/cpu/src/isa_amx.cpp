@@ -19,7 +19,6 @@ const KernelTable& amx_kernels() {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
-        ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
         DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,

@@ -18,7 +18,6 @@ const KernelTable& avx2_kernels() {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
-        ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
         DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,

@@ -16,7 +16,6 @@ const KernelTable& portable_kernels() {
         LinearRange<Simd, Matmul>::run,
         ElementwiseRange<Simd>::norm,
         ElementwiseRange<Simd>::gate,
-        ElementwiseRange<Simd>::widen,
         ElementwiseRange<Simd>::heads,
         DrawRange<Simd>::run,
         Attention<Simd, Products>::scratch_size,

@@ -22,6 +22,10 @@ struct LinearJob {
     Activation activation;
     void* out;
     std::int64_t out_stride;
+    // Sums go out as the float32 that they are, bounded where there is a softcap; without activation and
+    // residual.
+    bool wide_out;
+    float softcap;  // 0: none
 };
 
 // Rows are addressed as [outer, inner]: row r is (r / num_inner, r % num_inner). Strides in elements.
@@ -45,15 +49,6 @@ struct GateJob {
     Activation activation;
     int num_columns;
     void* out;  // [num_rows, num_columns], contiguous
-};
-
-// Rows of float32 in place: from elements of `dtype` that fill the end of each row, bounded where there is
-// a softcap.
-struct WidenJob {
-    DType dtype;
-    int num_columns;
-    float softcap;  // 0: none
-    float* rows;    // [num_rows, num_columns], contiguous
 };
 
 // Heads of every token, their first rotary_dim dims rotated, written to row slots[token] of out (row
@@ -92,7 +87,6 @@ struct KernelTable {
     void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);
     void (*norm)(const NormJob&, int first_row, int last_row);
     void (*gate)(const GateJob&, int first_row, int last_row);
-    void (*widen)(const WidenJob&, int first_row, int last_row);
     void (*heads)(const HeadsJob&, int first_token, int last_token);
     void (*draw)(const DrawJob&, int first_row, int last_row);
     std::size_t (*attention_scratch)(int head_dim);

@@ -94,7 +94,9 @@ struct LinearRange {
     template <class T>
     static void finish(const LinearJob& job, int panel, int first_row, int num_rows,
                        const float* products) {
-        if (job.activation == Activation::none) {
+        if (job.wide_out) {
+            wide(job, panel, first_row, num_rows, products);
+        } else if (job.activation == Activation::none) {
             plain<T>(job, panel, first_row, num_rows, products);
         } else {
             gated<T>(job, panel, first_row, num_rows, products);
@@ -106,12 +108,13 @@ struct LinearRange {
     static void fetch_out(const LinearJob& job, int panel, int first_row, int num_rows,
                           FetchAhead& ahead) {
         const int first = panel * (job.activation == Activation::none ? kPanel : kHalf);
-        const auto rows = [&](const void* matrix, std::int64_t stride) {
-            const T* start = static_cast<const T*>(matrix) + first_row * stride + first;
-            return FetchRows{reinterpret_cast<const char*>(start), stride * sizeof(T), num_rows};
+        const auto rows = [&](const void* matrix, std::int64_t stride, std::size_t element) {
+            const char* start =
+                static_cast<const char*>(matrix) + (first_row * stride + first) * element;
+            return FetchRows{start, stride * element, num_rows};
         };
-        ahead.out = rows(job.out, job.out_stride);
-        if (job.residual) ahead.residual = rows(job.residual, job.residual_stride);
+        ahead.out = rows(job.out, job.out_stride, job.wide_out ? sizeof(float) : sizeof(T));
+        if (job.residual) ahead.residual = rows(job.residual, job.residual_stride, sizeof(T));
     }
 
     static Reg biased(const LinearJob& job, int packed_column, const float* product) {
@@ -147,6 +150,21 @@ struct LinearRange {
                 x = S::add(rounded<S, T>(x), load_upto<S>(residual, count - c));
             }
             store_upto<S>(out + c, x, count - c);
+        }
+    }
+
+    static void wide(const LinearJob& job, int panel, int first_row, int num_rows,
+                     const float* products) {
+        const int first = panel * kPanel;
+        const int count = smaller(kPanel, job.num_columns - first);
+        const Reg softcap = S::set1(job.softcap);
+        for (int r = 0; r < num_rows; ++r) {
+            float* out = static_cast<float*>(job.out) + (first_row + r) * job.out_stride + first;
+            for (int c = 0; c < count; c += S::W) {
+                Reg x = biased(job, first + c, products + r * kPanel + c);
+                if (job.softcap != 0) x = S::mul(softcap, tanh<S>(S::div(x, softcap)));
+                store_upto<S>(out + c, x, count - c);
+            }
         }
     }
 

@@ -21,16 +21,8 @@ void LinearOp::run(const Compute& compute) const { run_linear(compute, *weight, 
 
 void LogitsOp::run(const Compute& compute) const {
     const int num_columns = weight->out_features();
-    LinearCall call{x, x_stride, num_rows, nullptr, 0, Activation::none, out, num_columns};
-    if (weight->dtype() == DType::bf16) {
-        // Into the upper half of the row that it will fill.
-        call.out = reinterpret_cast<bf16*>(out) + num_columns;
-        call.out_stride = 2 * static_cast<std::int64_t>(num_columns);
-    }
-    run_linear(compute, *weight, call);
-    if (weight->dtype() == DType::bf16 || softcap != 0) {
-        run_widen(compute, {weight->dtype(), num_columns, softcap, out}, num_rows);
-    }
+    run_linear(compute, *weight,
+               {x, x_stride, num_rows, nullptr, 0, Activation::none, out, num_columns, true, softcap});
 }
 
 void EmbeddingOp::run(const Compute& compute) const {

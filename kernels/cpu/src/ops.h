@@ -26,7 +26,7 @@ struct LinearOp {
     void run(const Compute& compute) const;
 };
 
-// linear, widened to float32 and, with a softcap c, bounded as c * tanh(y / c).
+// linear with its float32 sums as they are and, with a softcap c, bounded as c * tanh(y / c).
 struct LogitsOp {
     const PackedLinear* weight;
     const void* x;
