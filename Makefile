@@ -9,10 +9,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# An editable install has to be repeated when a file comes or goes, not when one changes: the stamps
-# carry a checksum of the file names and of pyproject.toml. Strict mode, since type checkers can read it.
+# An editable install has to be repeated when a file comes or goes, not when one changes, and when native
+# code changes: the stamps carry a checksum of the file names, of pyproject.toml and of what is compiled.
+# Strict mode, since type checkers can read it.
 FOLDERS := frontend_lang runtime radix kernels bench
-KEY := $(shell (find $(FOLDERS) -name '*.py' | LC_ALL=C sort; cat pyproject.toml) | cksum | cut -d' ' -f1)
+KEY := $(shell (find $(FOLDERS) -name '*.py' | LC_ALL=C sort; \
+	cat pyproject.toml setup.py kernels/cpu/src/*) | cksum | cut -d' ' -f1)
 SERVE_STAMP := $(VENV)/ramet-serve-$(KEY)
 TEST_STAMP := $(VENV)/ramet-test-$(KEY)
 EDITABLE := --config-settings editable_mode=strict --editable

@@ -29,6 +29,7 @@ from .arguments import (
     slots_of,
     unit_stride,
 )
+from .drawing import draw_rows
 from .plan import CpuPlan, make_plan
 
 
@@ -416,50 +417,8 @@ class CpuKernels:
         min_p: torch.Tensor,
         uniform: torch.Tensor,
     ) -> torch.Tensor:
-        """One token of each row: softmax at its temperature, then the inverse of the cumulative sum.
-
-        Tokens are laid out by id. A row of NaN draws some id in range.
-
-        Args:
-            logits: `[n, vocab_size]` float32, vocab_size at least 1.
-            temperature: `[n]` float32, above 0.
-            min_p: `[n]` float32; what is less likely than this times the likeliest is never drawn.
-            uniform: `[n]` float64 in [0, 1), the numbers that decide.
-
-        Returns:
-            `[n]` int64.
-
-        Raises:
-            ValueError: a shape or a dtype differs.
-        """
-        if logits.dim() != 2 or logits.dtype != torch.float32 or logits.shape[1] < 1:
-            raise ValueError(
-                f"logits must be float32 [n, vocab_size], not {logits.dtype} {list(logits.shape)}"
-            )
-        num_rows = logits.shape[0]
-        for name, column, dtype in (
-            ("temperature", temperature, torch.float32),
-            ("min_p", min_p, torch.float32),
-            ("uniform", uniform, torch.float64),
-        ):
-            if column.shape != (num_rows,) or column.dtype != dtype:
-                raise ValueError(
-                    f"{name} must be {dtype} [{num_rows}], not {column.dtype} {list(column.shape)}"
-                )
-        logits = unit_stride(logits)
-        temperature, min_p, uniform = (c.contiguous() for c in (temperature, min_p, uniform))
-        out = torch.empty(num_rows, dtype=torch.int64)
-        self._engine.draw(
-            logits.data_ptr(),
-            logits.stride(0),
-            num_rows,
-            logits.shape[1],
-            temperature.data_ptr(),
-            min_p.data_ptr(),
-            uniform.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
+        """See `DrawsTokens.draw`; raises ValueError where a shape or a dtype differs."""
+        return draw_rows(self._engine, logits, temperature, min_p, uniform)
 
     def compile(
         self, forward: Callable[[Kernels, StepInputs], torch.Tensor]
