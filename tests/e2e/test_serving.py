@@ -130,15 +130,16 @@ def test_many_clients_with_secrets_hear_nothing_of_each_other(start: Any, smollm
 
 def test_a_client_that_leaves_stops_its_request(server: Any) -> None:
     client = server.client()
+    endless: dict[str, Any] = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
     for stream in (True, False):
         before = server.metric("ramet_aborts_total")
         if stream:
-            events = ask(client, user("Count to one thousand."), max_tokens=4000, stream=True)
+            events = ask(client, user("Count to one thousand."), stream=True, **endless)
             next(iter(events))
             events.close()
         else:
             with pytest.raises(openai.APITimeoutError):
-                ask(client, user("Count to ten thousand."), max_tokens=4000, timeout=1.5)
+                ask(client, user("Count to ten thousand."), timeout=1.5, **endless)
         deadline = time.monotonic() + 10
         while server.metric("ramet_aborts_total") == before or server.metric(
             "ramet_requests_running"
@@ -179,7 +180,13 @@ def test_sigterm_lets_running_requests_finish(start: Any, smollm2: Path) -> None
 
 def test_the_server_outlives_its_engine(start: Any, smollm2: Path) -> None:
     server = start(str(smollm2), "--kv-cache-memory", "512MiB", "--served-model-name", "smollm2")
-    stream = ask(server.client(), user("Count to one thousand."), max_tokens=4000, stream=True)
+    stream = ask(
+        server.client(),
+        user("Count to one thousand."),
+        max_tokens=4000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
     next(iter(stream))
     (engine,) = children(server.process.pid)
     os.kill(engine, signal.SIGKILL)
