@@ -1,30 +1,13 @@
 #if defined(__x86_64__)
 
-#include "attention_fold.h"
-#include "attention_range.h"
-#include "draw_range.h"
-#include "elementwise_range.h"
-#include "linear_range.h"
+#include "isa_table.h"
 #include "matmul_vector.h"
 #include "simd_avx512.h"
 
 namespace ramet {
 
 const KernelTable& avx512_bf16_kernels() {
-    using Simd = Avx512Simd;
-    using Matmul = VectorMatmul<Simd>;
-    using Products = VectorProducts<Simd>;
-    static constexpr KernelTable table = {
-        LinearRange<Simd, Matmul>::run,
-        ElementwiseRange<Simd>::norm,
-        ElementwiseRange<Simd>::gate,
-        ElementwiseRange<Simd>::heads,
-        DrawRange<Simd>::run,
-        Attention<Simd, Products>::scratch_size,
-        Attention<Simd, Products>::attend,
-        Merge<Simd>::run,
-    };
-    return table;
+    return kKernelTable<Avx512Simd, VectorMatmul<Avx512Simd>, VectorProducts<Avx512Simd>>;
 }
 
 }  // namespace ramet

@@ -1,28 +1,11 @@
-#include "attention_fold.h"
-#include "attention_range.h"
-#include "draw_range.h"
-#include "elementwise_range.h"
-#include "linear_range.h"
+#include "isa_table.h"
 #include "matmul_vector.h"
 #include "simd_portable.h"
 
 namespace ramet {
 
 const KernelTable& portable_kernels() {
-    using Simd = PortableSimd;
-    using Matmul = VectorMatmul<Simd>;
-    using Products = VectorProducts<Simd>;
-    static constexpr KernelTable table = {
-        LinearRange<Simd, Matmul>::run,
-        ElementwiseRange<Simd>::norm,
-        ElementwiseRange<Simd>::gate,
-        ElementwiseRange<Simd>::heads,
-        DrawRange<Simd>::run,
-        Attention<Simd, Products>::scratch_size,
-        Attention<Simd, Products>::attend,
-        Merge<Simd>::run,
-    };
-    return table;
+    return kKernelTable<PortableSimd, VectorMatmul<PortableSimd>, VectorProducts<PortableSimd>>;
 }
 
 }  // namespace ramet
