@@ -7,12 +7,12 @@ its prefix alone: not on what else is in the batch, how a prompt was chunked, or
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from ..cores import num_physical_cores
+from ..merge import merge_states
 from ..ops import AttentionPlan, AttentionShape, Kernels, PackedLinear, StepInputs
 from . import _native
 from .arguments import (
@@ -432,12 +432,7 @@ class CpuKernels:
         self, out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernels.merge_states`."""
-        lse = torch.logaddexp(lse_a, lse_b)
-        # Both sets empty: any finite reference makes both weights exp(-inf) = 0.
-        reference = lse.masked_fill(lse == -math.inf, 0.0)
-        weight_a = torch.exp(lse_a - reference).unsqueeze(-1)
-        weight_b = torch.exp(lse_b - reference).unsqueeze(-1)
-        return (weight_a * out_a.float() + weight_b * out_b.float()).to(out_a.dtype), lse
+        return merge_states(out_a, lse_a, out_b, lse_b)
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor for the result of an op."""

@@ -268,7 +268,7 @@ class Scheduler:
             self.cache.release(request.handle)
         except (IntegrityError, ValueError):
             self._repair()
-            give_up_what_is_left(self.cache, request.handle, request.block_table[num_shared:])
+            _give_up_what_is_left(self.cache, request.handle, request.block_table[num_shared:])
         request.handle = None
         request.block_table = []
         request.num_computed = 0
@@ -410,7 +410,7 @@ def _count_overtaking(admitted: Request, candidates: Sequence[Request], limit: i
     return reached
 
 
-def give_up_what_is_left(cache: PrefixCache, handle: PrefixHandle, block_ids: list[int]) -> None:
+def _give_up_what_is_left(cache: PrefixCache, handle: PrefixHandle, block_ids: list[int]) -> None:
     """Return blocks and a handle to a cache that was repaired: what it does not know of is its own."""
     for block_id in block_ids:
         with suppress(ValueError):
