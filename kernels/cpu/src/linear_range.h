@@ -3,7 +3,7 @@
 
 #include "fetch_ahead.h"
 #include "kernel_table.h"
-#include "vector_math.h"
+#include "linear_finish.h"
 
 namespace ramet {
 namespace {
@@ -20,8 +20,6 @@ struct LinearRange {
     }
 
   private:
-    using Reg = typename S::Reg;
-
     // Groups whose share of a panel stays in the first-level cache while rows pass by, and the rows whose
     // unfinished sums wait meanwhile.
     static constexpr int kGroupsAtOnce = 18;
@@ -86,20 +84,10 @@ struct LinearRange {
                     tile_stride, weight + static_cast<std::size_t>(group) * kGroup * kPanel,
                     smaller(step, job.num_groups - group), target, kPanel, num_rows, group > 0,
                     ahead);
-                if (last) finish<T>(job, panel, first_row + row, num_rows, target);
+                if (last) {
+                    LinearFinish<S>::template run<T>(job, panel, first_row + row, num_rows, target);
+                }
             }
-        }
-    }
-
-    template <class T>
-    static void finish(const LinearJob& job, int panel, int first_row, int num_rows,
-                       const float* products) {
-        if (job.wide_out) {
-            wide(job, panel, first_row, num_rows, products);
-        } else if (job.activation == Activation::none) {
-            plain<T>(job, panel, first_row, num_rows, products);
-        } else {
-            gated<T>(job, panel, first_row, num_rows, products);
         }
     }
 
@@ -115,85 +103,6 @@ struct LinearRange {
         };
         ahead.out = rows(job.out, job.out_stride, job.wide_out ? sizeof(float) : sizeof(T));
         if (job.residual) ahead.residual = rows(job.residual, job.residual_stride, sizeof(T));
-    }
-
-    static Reg biased(const LinearJob& job, int packed_column, const float* product) {
-        const Reg x = S::load(product);
-        return job.bias ? S::add(x, S::load(job.bias + packed_column)) : x;
-    }
-
-    template <class T>
-    static void plain(const LinearJob& job, int panel, int first_row, int num_rows,
-                      const float* products) {
-        const int first = panel * kPanel;
-        const int count = smaller(kPanel, job.num_columns - first);
-        for (int r = 0; r < num_rows; ++r) {
-            // With a constant count, the loops over a row have a known length.
-            if (count == kPanel) {
-                plain_row<T>(job, first, first_row + r, kPanel, products + r * kPanel);
-            } else {
-                plain_row<T>(job, first, first_row + r, count, products + r * kPanel);
-            }
-        }
-    }
-
-    template <class T>
-    static inline __attribute__((always_inline)) void plain_row(const LinearJob& job, int first,
-                                                                std::int64_t row, int count,
-                                                                const float* products) {
-        T* out = static_cast<T*>(job.out) + row * job.out_stride + first;
-        for (int c = 0; c < count; c += S::W) {
-            Reg x = biased(job, first + c, products + c);
-            if (job.residual) {
-                const T* residual =
-                    static_cast<const T*>(job.residual) + row * job.residual_stride + first + c;
-                x = S::add(rounded<S, T>(x), load_upto<S>(residual, count - c));
-            }
-            store_upto<S>(out + c, x, count - c);
-        }
-    }
-
-    static void wide(const LinearJob& job, int panel, int first_row, int num_rows,
-                     const float* products) {
-        const int first = panel * kPanel;
-        const int count = smaller(kPanel, job.num_columns - first);
-        const Reg softcap = S::set1(job.softcap);
-        for (int r = 0; r < num_rows; ++r) {
-            float* out = static_cast<float*>(job.out) + (first_row + r) * job.out_stride + first;
-            for (int c = 0; c < count; c += S::W) {
-                Reg x = biased(job, first + c, products + r * kPanel + c);
-                if (job.softcap != 0) x = S::mul(softcap, tanh<S>(S::div(x, softcap)));
-                store_upto<S>(out + c, x, count - c);
-            }
-        }
-    }
-
-    // Gate and up are rounded first, so that the fusion gives the bits of the two ops.
-    template <class T>
-    static void gated(const LinearJob& job, int panel, int first_row, int num_rows,
-                      const float* products) {
-        const int first = panel * kHalf;
-        const int count = smaller(kHalf, job.num_columns - first);
-        for (int r = 0; r < num_rows; ++r) {
-            if (count == kHalf) {
-                gated_row<T>(job, panel, first_row + r, kHalf, products + r * kPanel);
-            } else {
-                gated_row<T>(job, panel, first_row + r, count, products + r * kPanel);
-            }
-        }
-    }
-
-    template <class T>
-    static inline __attribute__((always_inline)) void gated_row(const LinearJob& job, int panel,
-                                                                std::int64_t row, int count,
-                                                                const float* products) {
-        T* out = static_cast<T*>(job.out) + row * job.out_stride + panel * kHalf;
-        const int first = panel * kPanel;
-        for (int c = 0; c < count; c += S::W) {
-            const Reg gate = rounded<S, T>(biased(job, first + c, products + c));
-            const Reg up = rounded<S, T>(biased(job, first + kHalf + c, products + kHalf + c));
-            store_upto<S>(out + c, S::mul(activate<S>(job.activation, gate), up), count - c);
-        }
     }
 };
 
