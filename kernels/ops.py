@@ -24,6 +24,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from .quantization import QuantizedWeight
+
 logger = logging.getLogger(__name__)
 
 NAMES = ("reference", "sdpa", "cpu")
@@ -119,17 +121,21 @@ class Kernels(Protocol):
     def row_invariant(self) -> bool:
         """Whether a row's bits depend on that row and its prefix alone, whatever else is computed."""
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+    def pack_linear(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
+    ) -> PackedLinear:
         """Prepare a weight `[out_features, in_features]` for all ops but `gated_linear`.
 
-        May keep the tensors or copy them; the caller gives them up. `bias: [out_features]`.
+        May keep the tensors or copy them; the caller gives them up. `bias: [out_features]`. A
+        quantized weight stays quantized, and an op on it may round its input: `cpu` takes each
+        token's columns as 8 bits a value and one scale per group of 32.
 
         Raises:
             ValueError: the weight is not a matrix, or the bias does not fit it.
         """
 
     def pack_gated_linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
     ) -> PackedLinear:
         """Prepare a weight `[2 * n, in_features]`, the gate's rows first, for `gated_linear` alone.
 

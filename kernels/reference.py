@@ -1,7 +1,8 @@
 """Every op in readable torch: the oracle that other implementations are tested against.
 
 Right on every device and in every float dtype, and batched: no loop over tokens. It does not try to be
-quick beyond that; products run in float32.
+quick beyond that; products run in float32. Quantized weights stay as small as they are: each op expands
+the one that it uses, every time, which is slow.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .composed import ComposedKernels
 from .merge import merge_states
 from .ops import ACTIVATIONS, AttentionPlan, AttentionShape, PackedLinear
 from .plan import TiledPlan
+from .quantization import QuantizedWeight, dequantize, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class DenseLinear:
         ValueError: the weight is not a matrix, or the bias does not fit it.
     """
 
-    weight: torch.Tensor
+    weight: torch.Tensor | QuantizedWeight
     bias: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.dim() != 2:
+        if len(self.weight.shape) != 2:
             raise ValueError(f"a weight must be a matrix, not {list(self.weight.shape)}")
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ValueError(
@@ -47,6 +49,16 @@ class DenseLinear:
         """Columns of the weight."""
         return int(self.weight.shape[1])
 
+    def matrix(self) -> torch.Tensor:
+        """The weight; a quantized one is expanded."""
+        return self.weight if isinstance(self.weight, torch.Tensor) else dequantize(self.weight)
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Some rows of it."""
+        if isinstance(self.weight, torch.Tensor):
+            return F.embedding(token_ids, self.weight)
+        return dequantize(take(self.weight, token_ids))
+
 
 class ReferenceKernels(ComposedKernels):
     """The `Kernels` protocol in plain torch."""
@@ -61,12 +73,14 @@ class ReferenceKernels(ComposedKernels):
         """See `Kernels.row_invariant`."""
         return False
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DenseLinear:
+    def pack_linear(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
+    ) -> DenseLinear:
         """Keep the tensors as they are."""
         return DenseLinear(weight, bias)
 
     def pack_gated_linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
     ) -> DenseLinear:
         """Keep the tensors as they are."""
         if weight.shape[0] % 2:
@@ -76,13 +90,13 @@ class ReferenceKernels(ComposedKernels):
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See `Kernels.linear`."""
         dense = _dense(weight)
-        return F.linear(x, dense.weight, dense.bias)
+        return F.linear(x, dense.matrix(), dense.bias)
 
     def embedding(
         self, token_ids: torch.Tensor, weight: PackedLinear, scale: float | None = None
     ) -> torch.Tensor:
         """See `Kernels.embedding`."""
-        rows = F.embedding(token_ids, _dense(weight).weight)
+        rows = _dense(weight).rows(token_ids)
         return rows if scale is None else rows * scale
 
     def take_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops import ACTIVATIONS, PackedLinear
+from ..ops import ACTIVATIONS
 from . import _native
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -82,24 +82,6 @@ def activation_code(name: str) -> int:
 def address(tensor: torch.Tensor | None) -> int:
     """Where its elements are; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def packed(weight: PackedLinear) -> _native.PackedLinear:
-    """The native weight behind the protocol."""
-    assert isinstance(weight, _native.PackedLinear)
-    return weight
-
-
-def plain(weight: PackedLinear) -> _native.PackedLinear:
-    """The same, which must not be a gated one.
-
-    Raises:
-        ValueError: it is.
-    """
-    native = packed(weight)
-    if native.gated:
-        raise ValueError("a weight from pack_gated_linear is for gated_linear only")
-    return native
 
 
 def int64(tensor: torch.Tensor, name: str) -> torch.Tensor:

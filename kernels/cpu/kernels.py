@@ -14,6 +14,7 @@ import torch
 from ..cores import num_physical_cores
 from ..merge import merge_states
 from ..ops import AttentionPlan, AttentionShape, Kernels, PackedLinear, StepInputs
+from ..quantization import QuantizedWeight
 from . import _native
 from .arguments import (
     DTYPES,
@@ -24,13 +25,12 @@ from .arguments import (
     code_of,
     heads_job,
     int64,
-    packed,
-    plain,
     slots_of,
     unit_stride,
 )
 from .drawing import draw_rows
 from .plan import CpuPlan, make_plan
+from .weights import checked_input, pack, packed, plain
 
 
 class CpuKernels:
@@ -73,36 +73,16 @@ class CpuKernels:
         return True
 
     def pack_linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
     ) -> _native.PackedLinear:
         """See `Kernels.pack_linear`; copies the weight."""
-        return self._pack(weight, bias, gated=False)
+        return pack(self._engine, weight, bias, gated=False)
 
     def pack_gated_linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
     ) -> _native.PackedLinear:
         """See `Kernels.pack_gated_linear`; copies the weight."""
-        return self._pack(weight, bias, gated=True)
-
-    def _pack(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
-    ) -> _native.PackedLinear:
-        if weight.dim() != 2:
-            raise ValueError(f"a weight must be a matrix, not {list(weight.shape)}")
-        if bias is not None and bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"a bias of {list(bias.shape)} does not fit a weight of {list(weight.shape)}"
-            )
-        weight = weight.detach().contiguous()
-        bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
-        return self._engine.pack(
-            code_of(weight),
-            weight.data_ptr(),
-            address(bias),
-            weight.shape[0],
-            weight.shape[1],
-            gated,
-        )
+        return pack(self._engine, weight, bias, gated=True)
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See `Kernels.linear`."""
@@ -119,7 +99,7 @@ class CpuKernels:
         native = packed(weight)
         if not native.gated:
             raise ValueError("the weight was not packed by pack_gated_linear")
-        x = self._checked_input(x, native)
+        x = checked_input(x, native)
         out = self._new((x.shape[0], native.out_features // 2), x.dtype)
         self._native.linear(
             native,
@@ -136,7 +116,7 @@ class CpuKernels:
     def _linear(
         self, x: torch.Tensor, native: _native.PackedLinear, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        x = self._checked_input(x, native)
+        x = checked_input(x, native)
         out = self._new((x.shape[0], native.out_features), x.dtype)
         stride = 0
         if residual is not None:
@@ -164,21 +144,12 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See `Kernels.logits`; the sums are not rounded."""
         native = plain(weight)
-        x = self._checked_input(x, native)
+        x = checked_input(x, native)
         out = self._new((x.shape[0], native.out_features), torch.float32)
         self._native.logits(
             native, x.data_ptr(), x.stride(0), x.shape[0], softcap or 0.0, out.data_ptr()
         )
         return out
-
-    def _checked_input(self, x: torch.Tensor, native: _native.PackedLinear) -> torch.Tensor:
-        if x.dim() != 2 or x.shape[1] != native.in_features:
-            raise ValueError(
-                f"x {list(x.shape)} does not fit a weight of {native.in_features} columns"
-            )
-        if code_of(x) != native.dtype:
-            raise ValueError(f"x is {x.dtype}, the weight is not")
-        return x if x.stride(1) == 1 else x.contiguous()
 
     def embedding(
         self, token_ids: torch.Tensor, weight: PackedLinear, scale: float | None = None
