@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from .blocks import BlockAllocator, IntegrityError
 from .handle import PrefixHandle
 from .node import RadixNode
+from .retention import RetainedPrefixes
 from .tree import RadixTree
 
 
@@ -39,10 +40,11 @@ def raise_on_damage(
     tree: RadixTree,
     allocator: BlockAllocator,
     handles: Collection[PrefixHandle],
+    retained: RetainedPrefixes,
     block_size: int,
 ) -> None:
     """Raise IntegrityError with the first few problems, if there are any."""
-    damage = find_damage(tree, allocator, handles, block_size)
+    damage = find_damage(tree, allocator, handles, retained, block_size)
     if damage:
         rest = f" (and {len(damage.problems) - 5} more)" if len(damage.problems) > 5 else ""
         raise IntegrityError("; ".join(damage.problems[:5]) + rest)
@@ -52,12 +54,15 @@ def find_damage(
     tree: RadixTree,
     allocator: BlockAllocator,
     handles: Collection[PrefixHandle],
+    retained: RetainedPrefixes,
     block_size: int,
 ) -> Damage:
-    """Compare the shape of the trees, the handles and the counters of blocks."""
+    """Compare the shape of the trees, the handles, what is retained, and the counters of blocks."""
     damage = Damage()
     nodes_of = {root.namespace: _reachable(root) for root in tree.roots()}
-    pins_of_nodes = _count_node_pins(handles, sum(map(len, nodes_of.values())))
+    num_nodes = sum(map(len, nodes_of.values()))
+    pins_of_nodes = _count_node_pins(handles, num_nodes)
+    retained_of_nodes = _count_node_pins(retained, num_nodes)
     references: Counter[int] = Counter()
     for namespace, nodes in nodes_of.items():
         problems = [text for node in nodes for text in _node_problems(node, block_size)]
@@ -66,12 +71,17 @@ def find_damage(
             for node in nodes
             if node.num_pins != pins_of_nodes[id(node)]
         ]
+        problems += [
+            f"{node!r} counts {node.num_retained} retentions, there are {retained_of_nodes[id(node)]}"
+            for node in nodes
+            if node.num_retained != retained_of_nodes[id(node)]
+        ]
         for node in nodes:
             references.update(node.block_ids)
         if problems:
             damage.problems += problems
             damage.namespaces.add(namespace)
-    _check_handles(handles, nodes_of, block_size, damage)
+    _check_handles([*handles, *retained], nodes_of, block_size, damage)
     _compare_totals(tree, nodes_of.values(), damage)
     pins = Counter(block for handle in handles for block in handle._block_ids)
     suspects: set[int] = set()

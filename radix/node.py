@@ -25,6 +25,7 @@ class RadixNode:
             block, and stands in for the parent's last one.
         children: by first token.
         num_pins: handles at or below this node.
+        num_retained: retained prefixes that end at or below this node.
         last_access: logical time of the last use.
         num_hits: how many acquisitions passed through it.
         is_queued: whether the eviction queue has an entry for it.
@@ -41,6 +42,7 @@ class RadixNode:
         "namespace",
         "num_hits",
         "num_pins",
+        "num_retained",
         "parent",
         "start",
         "tokens",
@@ -62,6 +64,7 @@ class RadixNode:
         self.block_ids = block_ids
         self.children: dict[int, RadixNode] = {}
         self.num_pins = 0
+        self.num_retained = 0
         self.last_access = 0
         self.num_hits = 0
         self.is_queued = False
@@ -72,9 +75,13 @@ class RadixNode:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it is a leaf, not a root, that no handle pins."""
+        """Whether it is a leaf, not a root, that no handle pins and nobody wants retained."""
         return (
-            self.is_alive and self.num_pins == 0 and not self.children and self.parent is not None
+            self.is_alive
+            and self.num_pins == 0
+            and self.num_retained == 0
+            and not self.children
+            and self.parent is not None
         )
 
 

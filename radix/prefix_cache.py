@@ -4,7 +4,8 @@ It owns the life of handles, recency, eviction and statistics, over a tree (tree
 accounting of blocks (blocks.py). It knows neither tensors nor requests.
 
 The life of a sequence: `acquire` pins what is cached, `allocate` gives blocks for the rest, `commit`
-hands computed blocks to the tree chunk by chunk, `release` and `free` let go of everything.
+hands computed blocks to the tree chunk by chunk, `release` and `free` let go of everything. Between two
+lives `retain` keeps a prefix from being evicted before those that nobody is coming back to.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class PrefixCache:
         self._allocator = BlockAllocator(num_blocks)
         self._tree = RadixTree(self._allocator, block_size)
         policy = EVICTION_POLICIES[eviction_policy]()
-        self._reclaimer = Reclaimer(self._tree, self._allocator, policy)
+        self._reclaimer = Reclaimer(self._tree, self._allocator, policy, block_size)
         self._handles: set[PrefixHandle] = set()
         self._clock = 0
         self._num_queries = 0
@@ -101,6 +102,11 @@ class PrefixCache:
         return self._allocator.num_evictable
 
     @property
+    def num_retained(self) -> int:
+        """Blocks of retained prefixes, each once; part of the cached ones."""
+        return self._reclaimer.retained.num_blocks
+
+    @property
     def num_available(self) -> int:
         """The most blocks that `allocate` can give now: free ones and evictable ones."""
         return self._allocator.num_free + self._allocator.num_evictable
@@ -130,6 +136,7 @@ class PrefixCache:
             num_tokens=self._tree.num_tokens,
             num_namespaces=self._tree.num_namespaces,
             quarantined_blocks=self._allocator.num_quarantined,
+            num_retractions=self._reclaimer.num_retractions,
         )
 
     def match(self, token_ids: Tokens, namespace: str = "") -> int:
@@ -285,8 +292,39 @@ class PrefixCache:
         elif node.parent is None:
             self._tree.prune_root(node)
 
+    def retain(
+        self, token_ids: Tokens, namespace: str = "", *, max_blocks: int
+    ) -> PrefixHandle | None:
+        """Evict what is cached of a sequence last, until `end_retention`.
+
+        It stays available to `allocate`, which takes it, the prefix retained longest ago first, when
+        nothing else is left. Only whole blocks are retained.
+
+        Args:
+            token_ids: `[num_tokens]` int32.
+            namespace: the tree to look in.
+            max_blocks: most blocks to retain, from the start.
+
+        Returns:
+            A handle, which pins nothing and is good for `end_retention` alone; None if not even one
+            block is cached.
+
+        Raises:
+            TypeError: token_ids is not a one-dimensional int32 array.
+        """
+        _check_tokens(token_ids)
+        most = min(len(token_ids), max_blocks * self._block_size)
+        return self._reclaimer.retained.add(token_ids[:most], namespace)
+
+    def end_retention(self, handle: PrefixHandle) -> bool:
+        """Let a retained prefix be evicted in its turn; False if it is not retained any more."""
+        if handle not in self._reclaimer.retained:
+            return False
+        self._reclaimer.end_retention(handle)
+        return True
+
     def reset(self) -> int:
-        """Drop everything that no handle pins. Returns how many blocks became free."""
+        """Drop everything that no handle pins, retained or not. Returns how many blocks became free."""
         return self._reclaimer.clear()
 
     def check_integrity(self) -> None:
@@ -295,7 +333,8 @@ class PrefixCache:
         Raises:
             IntegrityError: the tree, the handles and the accounting contradict each other.
         """
-        raise_on_damage(self._tree, self._allocator, self._handles, self._block_size)
+        retained = self._reclaimer.retained
+        raise_on_damage(self._tree, self._allocator, self._handles, retained, self._block_size)
         self._reclaimer.check_integrity()
 
     def audit(self) -> int:
@@ -303,12 +342,14 @@ class PrefixCache:
 
         Blocks whose accounting is wrong are never handed out again. A namespace in which one of
         them lies is forgotten: its handles keep their blocks, and nothing matches there until
-        it is computed again. The rest of the accounting is set right. O(nodes + blocks).
+        it is computed again. The rest of the accounting is set right, and nothing is retained any
+        more. O(nodes + blocks).
 
         Returns:
             How many blocks were quarantined now; 0 if all is well.
         """
-        damage = find_damage(self._tree, self._allocator, self._handles, self._block_size)
+        retained = self._reclaimer.retained
+        damage = find_damage(self._tree, self._allocator, self._handles, retained, self._block_size)
         if not damage:
             return 0
         for namespace in damage.namespaces:
@@ -330,15 +371,9 @@ class PrefixCache:
         """Pin blocks `first` to `last - 1` of a path and the node that ends where they end.
 
         Returns:
-            That node, split off if need be (`above` if the path has none), and the block ids.
+            That node (`above` if the path has none), and the block ids.
         """
-        end = last * self._block_size
-        while path and path[-1].start >= end:
-            path.pop()
-        node = path[-1] if path else above
-        if end < node.end:
-            node = path[-1] = self._tree.split(node, end)
-        ids = self._tree.path_blocks(path, first, last)
+        node, ids = self._tree.cut(above, path, first, last)
         self._count_pins(node, 1)
         self._allocator.pin(ids)
         return node, ids

@@ -21,6 +21,7 @@ class CacheStats:
         num_tokens: tokens in the tree now.
         num_namespaces: trees now.
         quarantined_blocks: blocks out of circulation now.
+        num_retractions: retained prefixes that were given up to make room.
     """
 
     num_queries: int = 0
@@ -34,3 +35,4 @@ class CacheStats:
     num_tokens: int = 0
     num_namespaces: int = 0
     quarantined_blocks: int = 0
+    num_retractions: int = 0

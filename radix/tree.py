@@ -125,7 +125,7 @@ class RadixTree:
         """Cut a node in two at a position inside it; the lower part stays the same object.
 
         Returns:
-            The new upper part, which takes over the pins and the recency of the lower.
+            The new upper part, which takes over pins, retention and recency of the lower.
         """
         assert node.parent is not None and node.start < position < node.end
         size = self._block_size
@@ -139,6 +139,7 @@ class RadixTree:
             node.block_ids[: num_whole + is_inside],
         )
         upper.num_pins = node.num_pins
+        upper.num_retained = node.num_retained
         upper.last_access = node.last_access
         upper.num_hits = node.num_hits
         node.parent.children[upper.tokens.item(0)] = upper
@@ -151,6 +152,23 @@ class RadixTree:
             self._allocator.add_references(node.block_ids[:1])
         self.num_nodes += 1
         return upper
+
+    def cut(
+        self, above: RadixNode, path: list[RadixNode], first: int, last: int
+    ) -> tuple[RadixNode, list[int]]:
+        """Make a node end where block `last - 1` of a path ends, and shorten the path to it.
+
+        Returns:
+            That node, split off if need be (`above` if nothing of the path is left), and the ids of blocks
+            `first` to `last - 1`.
+        """
+        end = last * self._block_size
+        while path and path[-1].start >= end:
+            path.pop()
+        node = path[-1] if path else above
+        if end < node.end:
+            node = path[-1] = self.split(node, end)
+        return node, self.path_blocks(path, first, last)
 
     def add_child(self, node: RadixNode, tokens: Tokens, block_ids: list[int]) -> RadixNode:
         """Hang `tokens`, whose KV lies in `block_ids`, below a node.
@@ -215,7 +233,7 @@ class RadixTree:
         self.generation += 1
 
     def merge_upwards(self, node: RadixNode) -> int:
-        """Join a node with ancestors that lead to nothing else and at which no handle ends.
+        """Join a node with ancestors that lead to nothing else and at which nothing held ends.
 
         A parent is copied only if it is short or no longer than the node, so that a sequence that
         grows by many commits stays a path of O(log) nodes and each token is copied O(log) times.
@@ -230,6 +248,7 @@ class RadixTree:
             and parent.parent is not None
             and len(parent.children) == 1
             and parent.num_pins == node.num_pins
+            and parent.num_retained == node.num_retained
             and len(parent.tokens) <= max(_MERGE_ALWAYS_BELOW, len(node.tokens))
         ):
             above = parent.block_ids
@@ -275,12 +294,15 @@ class RadixTree:
         self.generation += 1
 
     def recount(self, pinned: Iterable[RadixNode]) -> None:
-        """Set the totals and the nodes' pins right; `pinned` has the node of every handle."""
+        """Set the totals and the nodes' pins right; `pinned` has the node of every handle.
+
+        Nothing is retained afterwards.
+        """
         self.num_nodes = self.num_tokens = 0
         for root in self._roots.values():
-            root.num_pins = 0
+            root.num_pins = root.num_retained = 0
         for node in self.nodes():
-            node.num_pins = 0
+            node.num_pins = node.num_retained = 0
             self.num_nodes += 1
             self.num_tokens += len(node.tokens)
         for node in pinned:

@@ -61,6 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.junk: list[int] = []
+        self.retained: dict[PrefixHandle, tuple[str, list[int]]] = {}
         self.cached: set[tuple[str, tuple[int, ...]]] = set()
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
@@ -91,7 +92,15 @@ class CacheMachine(RuleBasedStateMachine):
         """Allocate, and check that exactly the blocks needed were evicted and nothing pinned."""
         free, available = self.cache.num_free, self.cache.num_available
         generation = self.cache.generation
+        retractions = self.cache.stats.num_retractions
+        num_spared = free + self.cache.num_evictable - len(self.evictable_retained())
         blocks = self.cache.allocate(num_blocks)
+        if num_blocks <= num_spared:
+            assert self.cache.stats.num_retractions == retractions
+        num_lost = self.cache.stats.num_retractions - retractions
+        for handle in list(self.retained)[:num_lost]:
+            assert not self.cache.end_retention(handle), "the oldest goes first"
+            del self.retained[handle]
         if blocks is None:
             assert num_blocks > available
         else:
@@ -105,6 +114,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert remaining <= self.cached
         self.cached = remaining
         return blocks
+
+    def retained_blocks(self) -> set[int]:
+        return {block for handle in self.retained for block in handle.block_ids}
+
+    def evictable_retained(self) -> set[int]:
+        """Blocks of retained prefixes that nobody else holds."""
+        held = {block for s in self.sequences for block in s.table} | set(self.junk)
+        return self.retained_blocks() - held
 
     def pick(self, index: int) -> Sequence:
         return self.sequences[index % len(self.sequences)]
@@ -229,6 +246,26 @@ class CacheMachine(RuleBasedStateMachine):
     def finish(self, index: int, is_free_first: bool) -> None:
         self.end(self.pick(index), is_free_first)
 
+    @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 1000), max_blocks=st.integers(1, 8))
+    def retain(self, index: int, max_blocks: int) -> None:
+        namespace, tokens = sorted(self.known)[index % len(self.known)]
+        matched = self.expected_match(namespace, list(tokens))
+        handle = self.cache.retain(as_array(list(tokens)), namespace, max_blocks=max_blocks)
+        num_blocks = min(matched // self.block_size, max_blocks)
+        assert (handle is None) == (num_blocks == 0)
+        if handle is not None:
+            assert handle.num_tokens == num_blocks * self.block_size
+            self.retained[handle] = (namespace, list(tokens[: handle.num_tokens]))
+
+    @precondition(lambda self: self.retained)
+    @rule(index=INDEX)
+    def end_retention(self, index: int) -> None:
+        handle = list(self.retained)[index % len(self.retained)]
+        del self.retained[handle]
+        assert self.cache.end_retention(handle)
+        assert not self.cache.end_retention(handle)
+
     @rule(num_blocks=st.integers(0, 6))
     def take_junk(self, num_blocks: int) -> None:
         blocks = self.allocate(num_blocks)
@@ -257,6 +294,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         num_evictable = self.cache.num_evictable
         assert self.cache.reset() == num_evictable
+        self.retained.clear()
         assert self.cache.num_evictable == 0
         remaining = self.observed_cached()
         assert remaining <= self.cached
@@ -276,6 +314,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.num_free + cache.num_cached + cache.num_private == cache.num_blocks
         pinned = {block for s in self.sequences for block in s.handle.block_ids}
         assert cache.num_pinned == len(pinned)
+        assert cache.num_retained == len(self.retained_blocks())
         assert cache.stats.num_tokens == len(self.cached)
 
     @invariant()
@@ -287,6 +326,12 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in self.sequences:
             pinned = tuple(sequence.tokens[: sequence.handle.num_tokens])
             assert not pinned or (sequence.namespace, pinned) in self.cached
+
+    @invariant()
+    def retained_prefixes_stay_cached(self) -> None:
+        for handle, (namespace, tokens) in self.retained.items():
+            assert (namespace, tuple(tokens)) in self.cached
+            assert self.read(handle.block_ids, len(tokens)) == prefix_hashes(namespace, tokens)
 
     @invariant()
     def every_slot_in_use_holds_the_right_kv(self) -> None:
@@ -349,8 +394,12 @@ def take_random_step(machine: CacheMachine, random: np.random.Generator) -> None
         machine.free_junk()
     elif draw < 0.43:
         machine.allocate_exactly_what_is_available()
-    elif draw < 0.44:
+    elif draw < 0.435:
         machine.reset()
+    elif draw < 0.455:
+        machine.retain(int(random.integers(1000)), int(random.integers(1, 9)))
+    elif draw < 0.46 and machine.retained:
+        machine.end_retention(index)
     elif not machine.sequences:
         return
     elif draw < 0.49:
@@ -378,11 +427,13 @@ def test_long_random_lives_keep_every_invariant(block_size: int, policy: str) ->
             machine.accounting_is_sound()
             machine.every_cached_prefix_is_found()
             machine.pinned_prefixes_stay_cached()
+            machine.retained_prefixes_stay_cached()
             machine.every_slot_in_use_holds_the_right_kv()
         totals.update(
             hit=machine.cache.stats.hit_tokens,
             evicted=machine.cache.stats.evicted_blocks,
             deduplicated=machine.cache.stats.deduplicated_blocks,
+            retracted=machine.cache.stats.num_retractions,
         )
         machine.teardown()
-    assert min(totals["hit"], totals["evicted"], totals["deduplicated"]) > 0
+    assert min(totals.values()) > 0
