@@ -1,17 +1,17 @@
 """A process that translates constraints and tries them out, so that a hostile one costs only itself.
 
-`python -m ramet.runtime.structured.checker`, started by service.py only. Reads framed constraints from
-stdin and answers each on stdout, until stdin ends. Compiling cannot be interrupted, so what takes too much
-time or memory ends the process: the kernel sees to it, and the parent reads that as the answer.
+`python -m ramet.runtime.structured.checker SECONDS`, started by service.py only. Reads framed
+constraints from stdin and answers each on stdout, until stdin ends. Compiling cannot be interrupted, so
+what takes too much time or memory ends the process: the kernel sees to it, and the parent reads that as
+the answer.
 
 It knows no vocabulary but the 256 bytes: whether a grammar is sound does not depend on the tokens.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import resource
+import signal
 import struct
 import sys
 from typing import BinaryIO
@@ -23,9 +23,7 @@ from ..errors import GrammarError
 from .constraint import Constraint
 from .translate import explain, limits, translate
 
-CPU_SECONDS = 1
 MEMORY_BYTES = 2 * 1024**3
-NICENESS = 5
 
 _LENGTH = struct.Struct("!I")
 _NUM_TRIED_STEPS = 16
@@ -96,27 +94,21 @@ def frame(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _allow_seconds(seconds: int) -> None:
-    """Let the kernel end this process once it has computed that much longer."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    spent = math.ceil(usage.ru_utime + usage.ru_stime)
-    resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))
-
-
-def main() -> None:
-    """Answer until stdin ends."""
-    os.nice(NICENESS)
+def main(cpu_seconds: float) -> None:
+    """Answer until stdin ends, or a constraint takes more than `cpu_seconds` of processor time."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # Elsewhere the address space has little to do with memory.
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     tokenizer = byte_tokenizer()
     decoder = msgspec.msgpack.Decoder(Constraint)
     while (body := read_frame(sys.stdin.buffer)) is not None:
-        _allow_seconds(CPU_SECONDS)
+        # Nobody handles the signal, so the kernel ends this process, whatever it is in the middle of.
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         verdict = check(decoder.decode(body), tokenizer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(frame(msgspec.msgpack.encode(verdict)))
         sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]))

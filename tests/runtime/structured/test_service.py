@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import pytest
 
-from ramet.runtime.errors import GrammarError
+from ramet.runtime.errors import EngineError, GrammarError
 from ramet.runtime.structured.checker import byte_tokenizer, check
 from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.structured.grammar import Vocabulary
@@ -93,6 +97,76 @@ def test_a_bomb_ends_within_its_limits_and_what_comes_with_it_is_compiled(
     with pytest.raises(GrammarError, match="too complex"):
         bomb.result(LIMIT)
     assert service.get(Constraint.regex("ab")).result(LIMIT)
+
+
+def bomb(number: int) -> Constraint:
+    """One that takes seconds to compile, and is like no other."""
+    parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{{{number}}}"} for i in range(1, 40)]
+    return Constraint.json_schema({"allOf": parts})
+
+
+class Thorough:
+    """Stands in for the checks of the thorough lane: none ends before the event is set."""
+
+    def __init__(self, service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.event, self.checked = threading.Event(), list[Constraint]()
+        self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
+        monkeypatch.setattr(service._thorough.checkers, "check", self.check)
+
+    def check(self, constraint: Constraint) -> None:
+        self.checked.append(constraint)
+        self.begun.put(constraint)
+        assert self.event.wait(LIMIT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_what_is_cheap_is_compiled_while_bombs_are_still_being_checked(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thorough = Thorough(service, monkeypatch)
+    bombs = [service.get(bomb(number)) for number in range(1, 6)]
+    cheap = [service.get(Constraint.regex(f"[a-z]{{{size}}}")) for size in range(1, 9)]
+    for future in cheap:
+        assert future.result(LIMIT)
+    assert not any(future.done() for future in bombs)
+    thorough.event.set()
+    for future in bombs:
+        with pytest.raises(GrammarError, match="too complex"):
+            future.result(LIMIT)
+    assert sorted(map(str, thorough.checked)) == sorted(str(bomb(n)) for n in range(1, 6))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_a_bomb_that_nobody_wants_any_more_is_not_checked_thoroughly(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thorough = Thorough(service, monkeypatch)
+    first = service.get(bomb(1))
+    assert thorough.begun.get(timeout=LIMIT) == bomb(1)
+    second = service.get(bomb(2))
+    while not second.running():
+        time.sleep(0.001)
+    service.leave(bomb(2))
+    thorough.event.set()
+    with pytest.raises(GrammarError):
+        first.result(LIMIT)
+    with pytest.raises(EngineError):
+        second.result(LIMIT)
+    assert thorough.checked == [bomb(1)]
+    assert service.get(bomb(2)) is not second, "whoever asks again is served"
+
+
+def test_who_waits_when_the_service_closes_hears_of_it(
+    held: tuple[GrammarService, threading.Event],
+) -> None:
+    service, event = held
+    futures = [service.get(Constraint.regex("a" * size)) for size in range(1, 6)]
+    service.close()
+    event.set()
+    for future in futures:
+        with suppress(CancelledError, EngineError):
+            assert future.result(LIMIT)
+    assert futures[-1].cancelled()
 
 
 def test_a_closed_service_compiles_nothing(vocabulary: Vocabulary) -> None:
