@@ -256,6 +256,7 @@ class Request:
     Attributes:
         seed: 64-bit seed of its random stream, resolved.
         arrival: running number; smaller is older. Kept through preemption.
+        group: requests of one namespace with the same group are siblings; "" for one that has none.
         deadline: time.monotonic() after which it is ended, or None.
         num_prompt_tokens: tokens of the prompt; the rest of `token_ids` was sampled.
         num_cached_tokens: prompt tokens found in the cache at first admission.
@@ -263,6 +264,7 @@ class Request:
         num_overtaken: how many younger requests were admitted before it.
         match_generation, num_matched: the last cache match and the cache generation it holds for.
         leader, leader_target: it waits until `leader` has computed that many tokens of their prefix.
+        has_running_sibling: whether another of its group ran when this step began.
         row: its row in the runner's tables while it runs, else -1.
         is_paused: it cannot be run now, as what its next token must match is not known yet.
         num_synced_blocks: how many entries of `block_table` that row holds already.
@@ -271,6 +273,7 @@ class Request:
     request_id: str
     params: SamplingParams
     namespace: str
+    group: str
     priority: int
     seed: int
     arrival: int
@@ -290,6 +293,7 @@ class Request:
     num_matched: int = 0
     leader: Request | None = None
     leader_target: int = 0
+    has_running_sibling: bool = False
     row: int = -1
     is_paused: bool = False
     num_synced_blocks: int = 0
@@ -305,6 +309,7 @@ class Request:
         arrival: int,
         max_model_len: int,
         namespace: str = "",
+        group: str = "",
         priority: int = 0,
         deadline: float | None = None,
     ) -> Request:
@@ -323,6 +328,7 @@ class Request:
             request_id=request_id,
             params=params,
             namespace=namespace,
+            group=group,
             priority=priority,
             seed=seed,
             arrival=arrival,

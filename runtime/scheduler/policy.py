@@ -22,13 +22,32 @@ def fcfs(waiting: Sequence[Request], max_overtakes: int) -> list[Request]:
 def cache_aware(waiting: Sequence[Request], max_overtakes: int) -> list[Request]:
     """Longest cached prefix first within a priority, so that what is in the cache is used before it goes.
 
-    Ageing as in `fcfs`. Source: SGLang (Zheng et al. 2024), section 3, longest-shared-prefix-first;
-    the bound on overtaking is what keeps it from starving anyone.
+    Siblings, requests of one group, stay together: whoever has one that runs comes before all others of
+    its priority, and behind the first of a group come the rest of it. Ageing as in `fcfs`. Source: SGLang
+    (Zheng et al. 2024), section 3, longest-shared-prefix-first; the bound on overtaking is what keeps
+    it from starving anyone.
     """
-    return sorted(
+    ordered = sorted(
         waiting,
-        key=lambda r: (*_ageing(r, max_overtakes), r.priority, -r.num_matched, r.arrival),
+        key=lambda r: (
+            *_ageing(r, max_overtakes),
+            r.priority,
+            not r.has_running_sibling,
+            -r.num_matched,
+            r.arrival,
+        ),
     )
+    return _siblings_together(ordered, max_overtakes)
+
+
+def _siblings_together(ordered: Sequence[Request], max_overtakes: int) -> list[Request]:
+    """Each group at the place of its first; a request that aged stays where its age puts it."""
+    families: dict[object, list[Request]] = {}
+    for request in ordered:
+        is_alone = not request.group or request.num_overtaken >= max_overtakes
+        key = request if is_alone else (request.namespace, request.group, request.priority)
+        families.setdefault(key, []).append(request)
+    return [request for family in families.values() for request in family]
 
 
 def _ageing(request: Request, max_overtakes: int) -> tuple[bool, int]:

@@ -11,6 +11,7 @@ It knows tokens, blocks and ages; nothing of tensors, text or time of day. One s
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -134,6 +135,17 @@ class Scheduler:
         request.match_generation = -1
         self.counters.generated_tokens += 1
 
+    def audit(self) -> int:
+        """Recount the cache, and take out of circulation what cannot be trusted; returns how many blocks."""
+        num_blocks = self.cache.audit()
+        if num_blocks:
+            logger.error(
+                "the KV cache's accounting was damaged: %d blocks are out of use",
+                num_blocks,
+                exc_info=sys.exc_info()[0] is not None,
+            )
+        return num_blocks
+
     def has_work(self) -> bool:
         """Whether any request is live."""
         return bool(self.running or self.waiting)
@@ -155,7 +167,8 @@ class Scheduler:
             share = shares.get(request, 0)
             if share and request.status is RequestStatus.RUNNING and self._reserve(request, share):
                 self._plan(plan, request, share)
-        self._admit(candidates, plan)
+        if candidates:
+            self._admit(candidates, plan)
         copies = list(self._block_copies.values())
         self._block_copies.clear()
         return ScheduleBatch(plan.scheduled, copies, plan.num_decodes, plan.num_prefill_tokens)
@@ -184,8 +197,10 @@ class Scheduler:
         if not self.waiting or not self._free_rows:
             return []
         window = [r for r in self.waiting.head(ADMISSION_WINDOW) if not r.is_paused]
+        families = {(r.namespace, r.group) for r in self.running if r.group}
         for request in window:
             self._refresh_match(request)
+            request.has_running_sibling = (request.namespace, request.group) in families
         return self._order(window, self.config.max_overtakes)
 
     def _shares(self, candidates: Sequence[Request]) -> dict[Request, int]:
@@ -202,13 +217,25 @@ class Scheduler:
         return shares
 
     def _set_aside(self, candidates: Sequence[Request], most: int) -> int:
-        """Tokens kept for waiting prompts so short that they need not stand behind a long one."""
+        """Tokens kept for waiting prompts so short that they need not stand behind a long one.
+
+        Only for those whose blocks `_start` is likely to find: what is kept in vain is lost to the step.
+        """
         kept = 0
+        room = self.cache.num_available - self._promised() - len(self.running)
         for request in candidates:
             need = request.num_tokens - request.num_matched
-            if need <= most - kept and not self._waits_for_leader(request):
+            blocks = (
+                self._num_missing_blocks(request) - request.num_matched // self.cache.block_size
+            )
+            if need <= most - kept and blocks <= room and not self._waits_for_leader(request):
                 kept += need
+                room -= blocks + 1
         return kept
+
+    def _promised(self) -> int:
+        """Blocks that the running requests still need for the tokens they have, and for the next ones."""
+        return sum(self._num_missing_blocks(r) for r in self.running)
 
     def _prefill_budget(self, num_decodes: int) -> int:
         budget = self.config.max_num_batched_tokens - num_decodes
@@ -267,7 +294,7 @@ class Scheduler:
             self.cache.free(request.block_table[num_shared:])
             self.cache.release(request.handle)
         except (IntegrityError, ValueError):
-            self._repair()
+            self.audit()
             _give_up_what_is_left(self.cache, request.handle, request.block_table[num_shared:])
         request.handle = None
         request.block_table = []
@@ -291,23 +318,22 @@ class Scheduler:
                     num_tokens=request.num_computed,
                 )
             except (IntegrityError, ValueError):
-                self._repair()  # the request goes on with its own blocks, unshared
-
-    def _repair(self) -> None:
-        """Quarantine what the cache's damaged accounting cannot vouch for, and go on."""
-        num_blocks = self.cache.audit()
-        logger.exception(
-            "the KV cache's accounting was damaged: %d blocks are out of use", num_blocks
-        )
+                self.audit()  # the request goes on with its own blocks, unshared
 
     def _admit(self, candidates: Sequence[Request], plan: _StepPlan) -> None:
-        """Admit waiting requests while there are rows, tokens and blocks for them."""
+        """Admit waiting requests while there are rows, tokens and blocks for them.
+
+        Rows are kept for those who wait for a sibling that computes their prefix: it takes a few steps,
+        and strangers that took the rows meanwhile would part the family for as long as they run.
+        """
         budget = self._prefill_budget(plan.num_decodes) - plan.num_prefill_tokens
-        promised = sum(self._num_missing_blocks(r) for r in self.running)
+        promised = self._promised()
+        num_kept_rows = 0
         for request in candidates:
-            if budget <= 0 or not self._free_rows:
+            if budget <= 0 or len(self._free_rows) <= num_kept_rows:
                 return
             if self._waits_for_leader(request):
+                num_kept_rows += self._waits_for_sibling(request)
                 continue
             if not self._start(request, promised):
                 if request.num_overtaken >= self.config.max_overtakes:
@@ -330,6 +356,10 @@ class Scheduler:
             return False
         self._refresh_match(request)
         return must_wait(request, self.running, self.cache.block_size)
+
+    def _waits_for_sibling(self, request: Request) -> bool:
+        leader = request.leader
+        return leader is not None and request.group != "" and leader.group == request.group
 
     def _num_missing_blocks(self, request: Request) -> int:
         """Blocks that a request still needs for the tokens it has, and for the next one."""

@@ -48,7 +48,12 @@ class Simulation:
     batches: list[ScheduleBatch] = field(default_factory=list)
 
     def add(
-        self, prompt: list[int], max_tokens: int = 4, namespace: str = "", priority: int = 0
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        namespace: str = "",
+        priority: int = 0,
+        group: str = "",
     ) -> Request:
         request = Request.create(
             request_id=str(len(self.requests)),
@@ -58,6 +63,7 @@ class Simulation:
             arrival=len(self.requests),
             max_model_len=MAX_MODEL_LEN,
             namespace=namespace,
+            group=group,
             priority=priority,
         )
         self.requests.append(request)

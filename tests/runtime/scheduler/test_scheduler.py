@@ -203,6 +203,18 @@ def test_a_short_prompt_is_not_stuck_behind_a_long_one(simulate: Simulate) -> No
     assert long.status is RequestStatus.RUNNING
 
 
+def test_no_tokens_are_kept_for_a_short_prompt_that_finds_no_memory(simulate: Simulate) -> None:
+    sim = simulate(num_blocks=41, max_num_batched_tokens=16)  # 160 tokens, and one block to spare
+    long = sim.add(tokens(1, 159), max_tokens=1)
+    sim.step()
+    short = sim.add(tokens(2, 7), max_tokens=1)
+    sim.step()
+    assert short.status is RequestStatus.WAITING and long.num_computed == 32
+    sim.run()
+    assert [b.num_prefill_tokens for b in sim.batches[:9]] == [16] * 9
+    sim.expect_right_outputs()
+
+
 def test_chunks_shrink_to_the_step_latency_target(simulate: Simulate) -> None:
     sim = simulate(max_num_batched_tokens=256, step_latency_target=0.1)
     sim.scheduler.step_time.observe(0.02, num_decodes=1, num_prefill_tokens=0)
