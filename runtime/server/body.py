@@ -5,6 +5,7 @@ Knows bytes, JSON and msgspec; knows no field of any route.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from ..errors import InvalidRequest
 from .errors import BodyTooLarge
 
 MAX_BODY_BYTES = 64 * 1024**2
+# Parsing this takes a few milliseconds, which is as long as a thread may keep the interpreter anyway.
+_LONG_BODY_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
@@ -38,7 +41,11 @@ async def read_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict
             f"The body must be sent as application/json, not {content_type[:100]!r}.",
             hint="Set the header Content-Type: application/json.",
         )
-    return parse_object(await _read(request, max_bytes))
+    body = await _read(request, max_bytes)
+    if len(body) <= _LONG_BODY_BYTES:
+        return parse_object(body)
+    # Other requests' streams go on meanwhile, between the parser's turns with the interpreter.
+    return await asyncio.to_thread(parse_object, body)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -93,6 +100,27 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(value, kind, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
+
+
+def convert_strictly(value: dict[str, Any], kind: type[Any], where: str = "") -> Any:
+    """`value` as `kind`, of which every field must be known.
+
+    Raises:
+        InvalidRequest: a field is unknown, missing or of the wrong type; `where` leads to it.
+    """
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    unknown = sorted(value.keys() - known)
+    prefix = f"{where}." if where else ""
+    if unknown:
+        raise InvalidRequest(
+            f"There is no field {prefix + unknown[0]!r}.", param=prefix + unknown[0]
+        )
+    try:
+        return convert(value, kind)
+    except InvalidRequest as error:
+        if not where:
+            raise
+        raise InvalidRequest(f"{where}: {error.message}", param=f"{prefix}{error.param}") from None
 
 
 def _invalid(text: str) -> InvalidRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -136,3 +137,21 @@ def test_unknown_fields_are_left_out() -> None:
 
 def test_an_object_keeps_its_values() -> None:
     assert parse_object(b' {"a": [1, 2.5, null, "x"]} ') == {"a": [1, 2.5, None, "x"]}
+
+
+async def test_only_a_long_body_is_parsed_beside_the_loop(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop = []
+
+    def parse(body: bytes) -> dict[str, Any]:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return parse_object(body)
+
+    monkeypatch.setattr("ramet.runtime.server.body.parse_object", parse)
+    for size in (10, 200_000):
+        body = {"prompt": "x", "max_tokens": 1, "user": "u" * size}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    bad = b'{"prompt": "' + b"x" * 200_000
+    assert (await http.post("/v1/completions", content=bad, headers=JSON)).status_code == 400
+    assert on_loop == [True, False, False]
