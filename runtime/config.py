@@ -158,6 +158,15 @@ class CacheConfig:
         True, "Reuse the KV of shared prefixes.", "KV cache", "--prefix-cache/--no-prefix-cache"
     )
     eviction_policy: str = option("lru", "Which unused prefix goes first: lru or lfu.", "KV cache")
+    retain_memory: float = option(
+        0.25,
+        "Most of the KV cache, as a fraction, that is evicted last because a session waits, such as for "
+        "a tool; 0 retains nothing.",
+        "KV cache",
+    )
+    retain_seconds: float = option(
+        300.0, "Most seconds that a session's prefix is retained; 0 retains nothing.", "KV cache"
+    )
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
@@ -168,6 +177,20 @@ class CacheConfig:
                 f"gpu_memory_utilization must be above 0 and at most 1, not {self.memory_fraction}.",
                 param="gpu_memory_utilization",
             )
+        if not 0.0 <= self.retain_memory <= 1.0:
+            raise ConfigError(
+                f"retain_memory must be between 0 and 1, not {self.retain_memory}.",
+                param="retain_memory",
+            )
+        if not 0.0 <= self.retain_seconds < float("inf"):
+            raise ConfigError(
+                f"retain_seconds must be at least 0 and finite, not {self.retain_seconds}.",
+                param="retain_seconds",
+            )
+
+    def max_retained_blocks(self, num_blocks: int) -> int:
+        """Of a cache of `num_blocks`, as many as may be retained."""
+        return int(self.retain_memory * num_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +215,11 @@ class SchedulerConfig:
     max_queue_len: int = option(
         4096, "Most requests that may wait; more are refused with 429.", "Scheduler"
     )
+
+    @property
+    def max_live(self) -> int:
+        """Most requests that may run or wait."""
+        return self.max_num_seqs + self.max_queue_len
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue_len"):

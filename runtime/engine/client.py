@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ..request import RequestOutput
-from .messages import EngineInfo, EngineStats, GenerateRequest
+from .messages import EngineInfo, EngineStats, GenerateRequest, Release, Retain
 
 
 class EngineStatus(StrEnum):
@@ -62,6 +62,13 @@ class EngineClient(Protocol):
         Raises:
             QueueFull: more than max_num_seqs + max_queue_len requests would be live.
             EngineDead: the engine is not ready (starting, restarting or stopped).
+        """
+
+    def post(self, message: Retain | Release) -> None:
+        """Hand a message to the engine, behind the requests that were submitted before.
+
+        Raises:
+            EngineDead: the engine is not ready.
         """
 
     async def start(self) -> EngineInfo:

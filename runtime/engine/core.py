@@ -11,33 +11,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import torch
 
 from ramet.radix import IntegrityError, PrefixCache
 
 from ..config import SchedulerConfig
-from ..errors import ContextLengthExceeded, OutOfBlocks, RametError, RequestError
+from ..errors import OutOfBlocks, RametError, RequestError
 from ..execution.model_runner import ModelRunner
-from ..execution.sampler import Sampler, derive_seed, prompt_logprobs
+from ..execution.sampler import Sampler, prompt_logprobs
 from ..request import (
     FinishReason,
     Request,
     RequestOutput,
     RequestStatus,
-    TokenArray,
     TokenLogprobs,
 )
 from ..scheduler import ScheduleBatch, ScheduledRequest, Scheduler
 from ..structured.grammar import Vocabulary
 from ..structured.service import GrammarService
 from ..text.tokenizer import Tokenizer
+from .arrivals import check_retention, make_request
 from .constrained import ConstrainedRequests, Progress
 from .deadlines import Deadlines
 from .live import End, LiveRequest
-from .messages import EngineInfo, EngineStats, GenerateRequest
+from .messages import EngineInfo, EngineStats, GenerateRequest, Release, Retain
+from .retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class EngineCore:
 
     Args:
         info: what was resolved while loading.
+        retention: over the same cache.
         tokenizer: for stop strings.
         clock: seconds, monotonic; measures steps and deadlines.
     """
@@ -63,6 +64,7 @@ class EngineCore:
         info: EngineInfo,
         config: SchedulerConfig,
         cache: PrefixCache,
+        retention: Retention,
         runner: ModelRunner,
         sampler: Sampler,
         tokenizer: Tokenizer,
@@ -73,6 +75,7 @@ class EngineCore:
         self.info = info
         self.scheduler = Scheduler(config, cache, share_inflight=share_inflight)
         self._cache = cache
+        self._retention = retention
         self._runner = runner
         self._sampler = sampler
         self._tokenizer = tokenizer
@@ -109,6 +112,19 @@ class EngineCore:
                 self._num_aborts += 1
                 self._end(live, FinishReason.ABORT, "The request was aborted.")
 
+    def retain(self, message: Retain) -> None:
+        """Keep what is cached of a sequence from being evicted before other things, for a time."""
+        try:
+            token_ids = check_retention(message, self.info)
+        except RequestError as error:  # Its sender should have checked it, and waits for no answer.
+            logger.error("session %s retains nothing: %s", message.session, error)
+            return
+        self._retention.keep(message.namespace, message.session, token_ids, message.seconds)
+
+    def release(self, message: Release) -> None:
+        """Let what a session retains be evicted like anything else."""
+        self._retention.release(message.namespace, message.session)
+
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to hand out."""
         waits = self._constrained.num_compiling > 0
@@ -131,10 +147,16 @@ class EngineCore:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def rest(self) -> None:
-        """Housekeeping, for when there is no work: recounts the cache now and then."""
+    def rest(self) -> float | None:
+        """Housekeeping, for when there is no work: recounts the cache now and then.
+
+        Returns:
+            Seconds until a retained prefix expires, or None.
+        """
+        self._retention.expire()
         if self._clock() - self._audited > AUDIT_INTERVAL:
             self._audit()
+        return self._retention.seconds_left
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request holds."""
@@ -162,6 +184,9 @@ class EngineCore:
             preemptions=counters.preemptions,
             aborts=self._num_aborts,
             quarantined_blocks=cache.quarantined_blocks,
+            blocks_retained=self._cache.num_retained,
+            retentions_expired=self._retention.num_expired,
+            retentions_given_up=self._retention.num_displaced + cache.num_retractions,
         )
 
     def check_integrity(self) -> None:
@@ -182,27 +207,16 @@ class EngineCore:
             raise RequestError(
                 f"request_id {message.request_id!r} is live already.", param="request_id"
             )
-        ids = self._check_prompt(message.prompt_ids)
-        message.params.check_vocabulary(self.info.vocab_size)
-        if message.timeout is not None and math.isnan(message.timeout):
-            raise RequestError("timeout must be a number of seconds, not NaN.", param="timeout")
-        self._num_arrived += 1
-        seed = message.params.seed
-        if seed is None:
-            seed = derive_seed(self._seed, self._num_arrived)
-        deadline = None if message.timeout is None else self._clock() + message.timeout
-        request = Request.create(
-            request_id=message.request_id,
-            prompt_ids=ids,
-            params=message.params,
-            seed=seed,
-            arrival=self._num_arrived,
-            max_model_len=self.info.max_model_len,
-            namespace=message.namespace,
-            priority=message.priority,
-            deadline=deadline,
+        request = make_request(
+            message,
+            self.info,
+            arrival=self._num_arrived + 1,
+            seed=self._seed,
+            now=self._clock(),
         )
+        self._num_arrived += 1
         live = LiveRequest(request, self._tokenizer, self.info.eos_token_ids)
+        live.session, live.retain = message.session, message.retain
         self._sampler.add(request.request_id, request.params, request.prompt_ids, request.seed)
         try:
             if request.params.constraint is None:
@@ -230,22 +244,8 @@ class EngineCore:
             )
         )
 
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> TokenArray:
-        num_tokens, limit = len(prompt_ids), self.info.max_model_len
-        if num_tokens == 0:
-            raise RequestError("The prompt has no tokens; it needs at least 1.", param="prompt")
-        if num_tokens > limit:
-            raise ContextLengthExceeded(num_tokens, limit, param="prompt")
-        low, high = min(prompt_ids), max(prompt_ids)
-        if low < 0 or high >= self.info.vocab_size:
-            raise RequestError(
-                f"The prompt has token id {low if low < 0 else high}, outside the vocabulary of "
-                f"{self.info.vocab_size} tokens.",
-                param="prompt",
-            )
-        return np.array(prompt_ids, dtype=np.int32)
-
     def _expire(self) -> None:
+        self._retention.expire()
         for request in self._deadlines.expired(self._clock()):
             live = self._live[request.request_id]
             self._end(live, FinishReason.ABORT, "The request's time limit passed.")
@@ -279,12 +279,7 @@ class EngineCore:
     def _audit(self) -> int:
         """Recount the cache, and take out of circulation what cannot be trusted."""
         self._audited = self._clock()
-        num_quarantined = self._cache.audit()
-        if num_quarantined:
-            logger.error(
-                "the KV cache's accounting was damaged: %d blocks are out of use", num_quarantined
-            )
-        return num_quarantined
+        return self.scheduler.audit()
 
     def _run(self, batch: ScheduleBatch) -> None:
         """Compute a step. A fault in it ends the requests of this step, and only those."""
@@ -365,7 +360,9 @@ class EngineCore:
             request.is_paused = request in progress and progress[request] is None
             self._deliver(request, sampled, progress.get(request))
         elif request.num_remaining == 0:  # max_tokens is 0: only the prompt was wanted
-            self._end(self._live[request.request_id], FinishReason.LENGTH, None)
+            live = self._live[request.request_id]
+            self._end(live, FinishReason.LENGTH, None)
+            self._settle(live)
 
     def _deliver(
         self,
@@ -403,6 +400,7 @@ class EngineCore:
             end = (FinishReason.STOP, None)
         if end[0] is not None:
             self._forget(live)
+            self._settle(live)
         elif not token_ids:
             return
         logprobs = () if sampled is None or sampled[1] is None else (sampled[1],)
@@ -434,6 +432,15 @@ class EngineCore:
             self.scheduler.finish(request, keep=keep)
         self._sampler.remove(request.request_id)
         del self._live[request.request_id]
+
+    def _settle(self, live: LiveRequest) -> None:
+        """An answer of a session is complete: it is what the session retains now, if anything."""
+        request = live.request
+        if live.retain is not None:
+            ids = request.token_ids
+            self._retention.keep(request.namespace, live.session, ids, live.retain)
+        elif live.session:
+            self._retention.release(request.namespace, live.session)
 
     def _discard(self, request: Request, error: str) -> None:
         """End a request whose newest tokens may be wrong: nothing that this step computed is kept."""

@@ -22,9 +22,10 @@ from ..errors import ContextLengthExceeded, InvalidRequest
 from ..request import SamplingParams
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
+from .arrivals import check_retention
 from .completion import AsyncTextStream, Call, Completion, Item, TextStream
 from .loop import Core
-from .messages import EngineInfo, EngineStats, GenerateRequest
+from .messages import EngineInfo, EngineStats, GenerateRequest, Release, Retain
 from .options import ENVELOPE, configure, params_of_sample, sampling_params
 from .thread import EngineThread
 
@@ -53,6 +54,9 @@ class Engine:
         TypeError: there is no such option.
     """
 
+    max_live: int | None
+    """Most requests that may run or wait at once; None for any number."""
+
     def __init__(
         self,
         model: str | os.PathLike[str] | EngineConfig = DEFAULT_MODEL,
@@ -65,20 +69,32 @@ class Engine:
 
         config = configure(model, options)
         source = open_source(config, cache_dir, pull_missing=True)
-        self._setup(lambda: load_core(config, source), Tokenizer(source.tokenizer()))
+        self._setup(
+            lambda: load_core(config, source),
+            Tokenizer(source.tokenizer()),
+            config.scheduler.max_live,
+        )
 
     @classmethod
-    def from_core(cls, create_core: Callable[[], Core], tokenizer: Tokenizer) -> Engine:
-        """An engine around a core that the caller makes; `create_core` is called on its thread."""
+    def from_core(
+        cls, create_core: Callable[[], Core], tokenizer: Tokenizer, *, max_live: int | None = None
+    ) -> Engine:
+        """An engine around a core that the caller makes; `create_core` is called on its thread.
+
+        `max_live` bounds the requests that run or wait; None does not.
+        """
         engine = cls.__new__(cls)
-        engine._setup(create_core, tokenizer)
+        engine._setup(create_core, tokenizer, max_live)
         return engine
 
-    def _setup(self, create_core: Callable[[], Core], tokenizer: Tokenizer) -> None:
+    def _setup(
+        self, create_core: Callable[[], Core], tokenizer: Tokenizer, max_live: int | None
+    ) -> None:
+        self.max_live = max_live
         self.tokenizer = tokenizer
         self._chat_template = ChatTemplate(tokenizer)
         self._counter = itertools.count()
-        self._thread = EngineThread(create_core)
+        self._thread = EngineThread(create_core, max_live)
 
     @property
     def info(self) -> EngineInfo:
@@ -129,8 +145,8 @@ class Engine:
             prompt: one prompt, or a list of them.
             params: how to sample; default or keyword arguments otherwise.
             n: samples per prompt. They share the prompt's KV; with a seed, each derives its own.
-            options: fields of `SamplingParams`; and `namespace`, `priority` and `timeout` (seconds)
-                as in `GenerateRequest`.
+            options: fields of `SamplingParams`; and `namespace`, `group`, `priority`, `timeout`,
+                `session` and `retain` as in `GenerateRequest`. Samples of one prompt are a group.
 
         Returns:
             One completion for one prompt without `n`; otherwise a list, all samples of the first prompt
@@ -140,6 +156,7 @@ class Engine:
             InvalidRequest: a parameter or a prompt is not valid.
             ContextLengthExceeded: a prompt leaves no room for output.
             DeadlineExceeded: `timeout` passed.
+            QueueFull: more than max_num_seqs + max_queue_len requests would run or wait.
             EngineError: the engine failed, or was closed. Nothing of the call goes on then.
             TypeError: there is no such parameter.
         """
@@ -259,6 +276,41 @@ class Engine:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def retain(
+        self,
+        token_ids: Sequence[int],
+        session: str,
+        seconds: float | None = None,
+        *,
+        namespace: str = "",
+    ) -> None:
+        """Evict what is cached of these tokens last, as somebody will come back with them.
+
+        Takes the place of what the session retained before. The engine's budget bounds it, and an
+        allocation that needs the memory takes it, so this is a hint.
+
+        Args:
+            token_ids: from the start of a sequence.
+            session: a name of the caller's.
+            seconds: for how long; None for as long as the engine retains anything.
+            namespace: of the requests that computed it.
+
+        Raises:
+            InvalidRequest: it does not retain so long, or the session has no name.
+            ContextLengthExceeded: the sequence is longer than any that the engine computes.
+        """
+        if not session:
+            raise InvalidRequest("session must not be empty.", param="session")
+        message = Retain(
+            namespace=namespace, session=session, token_ids=list(token_ids), seconds=seconds
+        )
+        check_retention(message, self.info)
+        self._thread.post(message)
+
+    def release(self, session: str, *, namespace: str = "") -> None:
+        """End what `retain` began; a session that is not known is ignored. Never waits."""
+        self._thread.post(Release(namespace=namespace, session=session))
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request holds."""
         self._thread.reset_prefix_cache()
@@ -289,16 +341,18 @@ class Engine:
         all_ids = [self._encode(cast(Prompt, one), params) for one in prompts]
         if not all_ids:
             raise InvalidRequest("There must be at least one prompt.", param="prompt")
-        requests = [
-            GenerateRequest(
-                request_id=f"call-{next(self._counter)}",
-                prompt_ids=prompt_ids,
-                params=params_of_sample(params, index),
-                **envelope,
-            )
-            for prompt_ids in all_ids
-            for index in range(n or 1)
-        ]
+        requests: list[GenerateRequest] = []
+        for prompt_ids in all_ids:
+            siblings = {"group": f"prompt-{next(self._counter)}"} if n is not None and n > 1 else {}
+            requests += [
+                GenerateRequest(
+                    request_id=f"call-{next(self._counter)}",
+                    prompt_ids=prompt_ids,
+                    params=params_of_sample(params, index),
+                    **{**siblings, **envelope},
+                )
+                for index in range(n or 1)
+            ]
         return Call(requests, self.tokenizer, self._thread)
 
     def _run(self, call: Call) -> list[Completion]:

@@ -18,6 +18,7 @@ class LiveRequest:
     Attributes:
         scored: log-probabilities of its prompt that have not been handed out.
         is_queued: whether the scheduler knows it.
+        session, retain: as in `GenerateRequest`.
     """
 
     def __init__(
@@ -26,6 +27,8 @@ class LiveRequest:
         self.request = request
         self.scored: list[TokenLogprobs] = []
         self.is_queued = False
+        self.session = ""
+        self.retain: float | None = None
         self._eos_token_ids = eos_token_ids
         self._detokenizer = _detokenizer(request, tokenizer)
 

@@ -11,7 +11,7 @@ from ramet.kernels import ops
 from ramet.kernels.cores import num_physical_cores
 from ramet.radix import PrefixCache
 
-from ..config import EngineConfig, ModelOptions
+from ..config import CacheConfig, EngineConfig, ModelOptions
 from ..errors import ConfigError
 from ..execution.kv_pool import PagedKVPool
 from ..execution.model_runner import ModelRunner
@@ -22,6 +22,7 @@ from ..sources.base import ModelSource
 from ..text.tokenizer import Tokenizer
 from .core import EngineCore
 from .messages import EngineInfo
+from .retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,11 @@ def _plan(
         auto_length=config.model.auto_length,
     )
     return model, plan
+
+
+def _max_retain_seconds(cache: CacheConfig, num_blocks: int) -> float:
+    retains = cache.enable_prefix_cache and cache.max_retained_blocks(num_blocks) > 0
+    return cache.retain_seconds if retains else 0.0
 
 
 def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
@@ -137,11 +143,18 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         weight_bytes=plan.weight_bytes,
         kv_cache_bytes=plan.num_blocks * config.cache.block_size * plan.kv_bytes_per_token,
         load_seconds=time.monotonic() - started,
+        max_retain_seconds=_max_retain_seconds(config.cache, plan.num_blocks),
     )
     return EngineCore(
         info=info,
         config=config.scheduler,
         cache=cache,
+        retention=Retention(
+            cache,
+            time.monotonic,
+            max_blocks=config.cache.max_retained_blocks(plan.num_blocks),
+            max_seconds=info.max_retain_seconds,
+        ),
         runner=runner,
         sampler=Sampler(
             model_config.vocab_size,

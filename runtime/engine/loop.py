@@ -18,7 +18,9 @@ from .messages import (
     EngineInfo,
     EngineStats,
     GenerateRequest,
+    Release,
     ResetPrefixCache,
+    Retain,
     Shutdown,
     StepOutputs,
     ToEngine,
@@ -44,14 +46,24 @@ class Core(Protocol):
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests before the next step, which returns an ABORT output for each live one."""
 
+    def retain(self, message: Retain) -> None:
+        """Keep what is cached of a sequence, for a session and a time."""
+
+    def release(self, message: Release) -> None:
+        """Keep nothing for a session any more."""
+
     def has_work(self) -> bool:
         """Whether a step would do or report anything."""
 
     def step(self) -> list[RequestOutput]:
         """Run one step."""
 
-    def rest(self) -> None:
-        """Housekeeping; called when there is no work, before waiting for some."""
+    def rest(self) -> float | None:
+        """Housekeeping; called when there is no work, before waiting for some.
+
+        Returns:
+            Seconds after which there is something to do again even if nothing arrives, or None.
+        """
 
     def stats(self) -> EngineStats:
         """Counters and gauges of now."""
@@ -63,8 +75,8 @@ class Core(Protocol):
 class Channel(Protocol):
     """The other end, as the loop sees it."""
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        """Everything that arrived; with `block`, wait until there is something."""
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[ToEngine]:
+        """Everything that arrived; with `block`, wait until there is something, or for `timeout` seconds."""
 
     def send(self, message: StepOutputs) -> None:
         """Hand a message over without waiting for its reader."""
@@ -93,14 +105,16 @@ class EngineLoop:
         while self._take(self._receive()):
             if self._core.has_work():
                 self._send(self._step())
-            elif self._core.stats() != self._reported:
+                continue
+            # What woke the loop may have been a time that has come, and it changes the statistics.
+            self._core.rest()
+            if self._core.stats() != self._reported:
                 self._send([])
 
     def _receive(self) -> list[ToEngine]:
         idle = not self._core.has_work()
-        if idle:
-            self._core.rest()
-        return self._channel.receive(block=idle)
+        timeout = self._core.rest() if idle else None
+        return self._channel.receive(block=idle, timeout=timeout)
 
     def _take(self, messages: list[ToEngine]) -> bool:
         for message in messages:
@@ -110,6 +124,10 @@ class EngineLoop:
                     self._core.add(message)
                 case Abort():
                     self._core.abort(message.request_ids)
+                case Retain():
+                    self._core.retain(message)
+                case Release():
+                    self._core.release(message)
                 case ResetPrefixCache():
                     self._core.reset_prefix_cache()
                 case Shutdown():

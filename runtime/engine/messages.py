@@ -19,22 +19,52 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompt_ids: at least one token id.
         params: as validated; ids in it lie inside the vocabulary.
         namespace: requests of different namespaces never share KV.
+        group: requests of one namespace with the same group, such as the samples of a prompt or the
+            branches of a fork, are admitted together where that is possible; "" for none.
         priority: lower runs first; 0 is normal.
         timeout: seconds from arrival until the request is ended with an error; None for never.
+        session: the name, within the namespace, of whoever comes back with the answer in its prompt.
+        retain: seconds to retain prompt and answer for the session, in place of what it retained before;
+            None retains nothing for it any more once the answer is complete.
     """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     namespace: str = ""
+    group: str = ""
     priority: int = 0
     timeout: float | None = None
+    session: str = ""
+    retain: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """End these requests, by exact id; ids that are not live are ignored."""
 
     request_ids: list[str]
+
+
+class Retain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Retain what is cached of these tokens for a session, in place of what it retained before.
+
+    Attributes:
+        namespace, session: as in `GenerateRequest`.
+        token_ids: from the start of a sequence.
+        seconds: for how long; None for as long as the engine retains anything.
+    """
+
+    namespace: str
+    session: str
+    token_ids: list[int]
+    seconds: float | None = None
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Retain nothing for this session any more; one that is not known is ignored."""
+
+    namespace: str
+    session: str
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +75,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the engine process after the current step."""
 
 
-ToEngine = GenerateRequest | Abort | ResetPrefixCache | Shutdown
+ToEngine = GenerateRequest | Abort | Retain | Release | ResetPrefixCache | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -59,6 +89,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         eos_token_ids: the model's end tokens.
         weight_bytes, kv_cache_bytes: what the two take.
         load_seconds: from the start of loading to ready.
+        max_retain_seconds: most seconds for which a prefix is retained; 0 if none is.
     """
 
     model_name: str
@@ -73,13 +104,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     weight_bytes: int
     kv_cache_bytes: int
     load_seconds: float
+    max_retain_seconds: float = 0.0
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the engine started, and gauges of now.
 
     Blocks: free + cached + private + quarantined == total. `cached` blocks belong to the tree,
-    `private` ones to one request; `pinned` are those cached blocks that running requests read.
+    `private` ones to one request; `pinned` are those cached blocks that running requests read, and
+    `retained` those that are kept for sessions.
     """
 
     num_waiting: int = 0
@@ -100,6 +133,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     aborts: int = 0
     quarantined_blocks: int = 0
+    blocks_retained: int = 0
+    retentions_expired: int = 0
+    retentions_given_up: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from ..execution.sampler import derive_seed
 from ..request import SamplingParams
 
 # Arguments of a call that are fields of GenerateRequest, not of SamplingParams.
-ENVELOPE = ("namespace", "priority", "timeout")
+ENVELOPE = ("namespace", "group", "priority", "timeout", "session", "retain")
 
 
 def configure(

@@ -29,10 +29,13 @@ from .messages import (
     EngineStats,
     FromEngine,
     GenerateRequest,
+    Release,
     ResetPrefixCache,
+    Retain,
     Shutdown,
     StartFailed,
     StepOutputs,
+    ToEngine,
 )
 from .streams import RequestStream
 from .worker import DEFAULT_CORE
@@ -102,7 +105,7 @@ class EngineProcess:
         self._cache_dir = cache_dir
         self._core = core
         self._deaths = _Deaths(restarts or RestartPolicy())
-        self._max_live = config.scheduler.max_num_seqs + config.scheduler.max_queue_len
+        self._max_live = config.scheduler.max_live
         self._status = EngineStatus.STARTING
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
@@ -169,8 +172,7 @@ class EngineProcess:
             EngineDead: the engine is not ready.
             InvalidRequest: an id is live already, or a request holds what cannot be sent.
         """
-        if self._status is not EngineStatus.READY or self._worker is None:
-            raise EngineDead(f"The engine is not ready: it is {self._status}.")
+        worker = self._ready_worker()
         if len(self._streams) + len(requests) > self._max_live:
             raise QueueFull(
                 f"{len(self._streams)} requests are running or waiting; at most {self._max_live} may."
@@ -185,9 +187,18 @@ class EngineProcess:
             seen.add(request_id)
         stream = RequestStream(request_ids, self._abort)
         if requests:
-            self._send(self._worker, requests)
+            self._send(worker, requests)
         self._streams.update(dict.fromkeys(request_ids, stream))
         return stream
+
+    def post(self, message: Retain | Release) -> None:
+        """Hand a message to the engine, behind the requests that were submitted before.
+
+        Raises:
+            EngineDead: the engine is not ready.
+            InvalidRequest: it holds what cannot be sent.
+        """
+        self._send(self._ready_worker(), [message])
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request holds; later requests find none.
@@ -195,9 +206,7 @@ class EngineProcess:
         Raises:
             EngineDead: the engine is not ready.
         """
-        if self._status is not EngineStatus.READY or self._worker is None:
-            raise EngineDead(f"The engine is not ready: it is {self._status}.")
-        self._send(self._worker, [ResetPrefixCache()])
+        self._send(self._ready_worker(), [ResetPrefixCache()])
 
     async def stop(self, grace: float = _STOP_GRACE_SECONDS) -> None:
         """End the process; requests that still run get ABORT outputs. Safe to call twice.
@@ -229,10 +238,13 @@ class EngineProcess:
         supervisor.cancel()
         await asyncio.wait({supervisor})
 
+    def _ready_worker(self) -> Worker:
+        if self._status is not EngineStatus.READY or self._worker is None:
+            raise EngineDead(f"The engine is not ready: it is {self._status}.")
+        return self._worker
+
     @staticmethod
-    def _send(
-        worker: Worker, messages: Sequence[GenerateRequest | Abort | ResetPrefixCache | Shutdown]
-    ) -> None:
+    def _send(worker: Worker, messages: Sequence[ToEngine]) -> None:
         try:
             frames = [worker.encode(message) for message in messages]
         except (TypeError, ValueError, OverflowError) as error:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from ..errors import EngineDead, InvalidRequest
+from ..errors import EngineDead, InvalidRequest, QueueFull
 from ..request import RequestOutput
 from .loop import Core, EngineLoop
 from .messages import (
@@ -21,7 +21,9 @@ from .messages import (
     EngineInfo,
     EngineStats,
     GenerateRequest,
+    Release,
     ResetPrefixCache,
+    Retain,
     Shutdown,
     StepOutputs,
     ToEngine,
@@ -34,9 +36,14 @@ Deliver = Callable[[RequestOutput | EngineDead], None]
 
 
 class Mailbox:
-    """Between the submitters, on any threads, and the loop: its `Channel`."""
+    """Between the submitters, on any threads, and the loop: its `Channel`.
 
-    def __init__(self) -> None:
+    Args:
+        max_live: most requests that may be live; None for any number.
+    """
+
+    def __init__(self, max_live: int | None = None) -> None:
+        self._max_live = max_live
         self.stats = EngineStats()
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -56,16 +63,22 @@ class Mailbox:
             known = self._receivers.keys()
             if len(set(request_ids)) < len(request_ids) or not known.isdisjoint(request_ids):
                 raise InvalidRequest("A request_id is in use already.", param="request_id")
+            if self._max_live is not None and len(known) + len(requests) > self._max_live:
+                raise QueueFull(
+                    f"{len(known)} requests are running or waiting; with {len(requests)} more there "
+                    f"would be more than {self._max_live}.",
+                    hint="The option max_queue_len lets more of them wait.",
+                )
             self._receivers.update(dict.fromkeys(request_ids, deliver))
             for request in requests:
                 self._inbox.put(request)
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        """Everything that arrived; with `block`, wait until there is something."""
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[ToEngine]:
+        """Everything that arrived; with `block`, wait until there is something, or for `timeout` seconds."""
         messages: list[ToEngine] = []
         while True:
             try:
-                messages.append(self._inbox.get(block=block and not messages))
+                messages.append(self._inbox.get(block and not messages, timeout))
             except queue.Empty:
                 return messages
 
@@ -95,13 +108,14 @@ class EngineThread:
 
     Args:
         create_core: makes the core, on the new thread.
+        max_live: most requests that may be live; None for any number.
 
     Raises:
         Exception: whatever `create_core` raised.
     """
 
-    def __init__(self, create_core: Callable[[], Core]) -> None:
-        self._mailbox = Mailbox()
+    def __init__(self, create_core: Callable[[], Core], max_live: int | None = None) -> None:
+        self._mailbox = Mailbox(max_live)
         ready: Future[EngineInfo] = Future()
         # A daemon, or an engine that nobody closed would keep the interpreter from ending.
         self._thread = threading.Thread(
@@ -121,6 +135,7 @@ class EngineThread:
 
         Raises:
             EngineDead: the engine was closed, or failed.
+            QueueFull: more requests would be live than may be.
             InvalidRequest: an id is live already.
         """
         self._mailbox.submit(requests, deliver)
@@ -128,6 +143,10 @@ class EngineThread:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests; each that is live still gets its last output. Callable from anywhere."""
         self._mailbox.post(Abort(list(request_ids)))
+
+    def post(self, message: Retain | Release) -> None:
+        """Hand a message to the engine, behind what was submitted before. Callable from anywhere."""
+        self._mailbox.post(message)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request holds; later requests find none."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import select
 import shutil
@@ -104,10 +105,10 @@ class SocketChannel:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._stats = EngineStats()
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        """Everything that arrived; with `block`, wait until there is something."""
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[ToEngine]:
+        """Everything that arrived; with `block`, wait until there is something, or for `timeout` seconds."""
         if block:
-            self._socket.poll()
+            self._socket.poll(None if timeout is None else math.ceil(1000 * timeout))
         messages: list[ToEngine] = []
         while True:
             try:

@@ -14,7 +14,13 @@ from enum import IntEnum
 from pathlib import Path
 
 from ramet.runtime.config import EngineConfig
-from ramet.runtime.engine.messages import EngineInfo, EngineStats, GenerateRequest
+from ramet.runtime.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    Release,
+    Retain,
+)
 from ramet.runtime.errors import ConfigError
 from ramet.runtime.request import FinishReason, RequestOutput, TokenLogprobs
 
@@ -66,6 +72,7 @@ class FakeCore:
         self.num_aborts = 0
         self.num_resets = 0
         self.num_leaked_blocks = 0
+        self.retained: dict[str, Retain] = {}
 
     def add(self, request: GenerateRequest) -> None:
         self.live[request.request_id] = _Live(request)
@@ -97,8 +104,15 @@ class FakeCore:
             outputs += self._advance(live)
         return outputs
 
-    def rest(self) -> None:
+    def rest(self) -> float | None:
         self.num_rests += 1
+        return None
+
+    def retain(self, message: Retain) -> None:
+        self.retained[message.session] = message
+
+    def release(self, message: Release) -> None:
+        self.retained.pop(message.session, None)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -106,6 +120,7 @@ class FakeCore:
             steps=self.num_steps,
             aborts=self.num_aborts,
             evicted_blocks=self.num_resets,
+            blocks_retained=len(self.retained),
             blocks_private=len(self.live) + self.num_leaked_blocks,
         )
 

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from ramet.runtime import CacheConfig, Completion, Engine, EngineConfig, ModelOptions
+from ramet.runtime import (
+    CacheConfig,
+    Completion,
+    Engine,
+    EngineConfig,
+    ModelOptions,
+    SchedulerConfig,
+)
 from ramet.runtime.engine.loading import load_core
 from ramet.runtime.errors import (
     ContextLengthExceeded,
@@ -19,6 +26,8 @@ from ramet.runtime.errors import (
     EngineDead,
     EngineError,
     InvalidRequest,
+    QueueFull,
+    RequestError,
 )
 from ramet.runtime.request import FinishReason, SamplingParams
 from ramet.runtime.text.tokenizer import Tokenizer
@@ -326,3 +335,41 @@ def test_resetting_the_cache_forgets_prefixes(tiny: Engine) -> None:
     tiny.reset_prefix_cache()
     assert tiny.generate("a prefix of some length", max_tokens=1).num_cached_tokens == 0
     assert tiny.stats.blocks_total == tiny.info.num_blocks
+
+
+def test_more_requests_than_may_wait_are_refused_all_or_none(
+    core: Any, tokenizer: Tokenizer
+) -> None:
+    with Engine.from_core(lambda: core, tokenizer, max_live=3) as engine:
+        assert engine.max_live == 3
+        stream = engine.stream([NEVER, 5])
+        with pytest.raises(QueueFull, match="max_queue_len"):
+            engine.generate([5], n=3, max_tokens=1)
+        assert len(engine.generate([5], n=2, max_tokens=1)) == 2
+        stream.close()
+        until(lambda: not core.live)
+        assert len(engine.generate([5], n=3, max_tokens=1)) == 3
+
+
+def test_the_bound_is_the_schedulers() -> None:
+    config = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=4, max_queue_len=6))
+    assert config.scheduler.max_live == 10
+
+
+def test_a_prefix_is_retained_for_a_session_and_released(tiny: Engine) -> None:
+    ids = list(range(3, 40))
+    tiny.generate(ids, max_tokens=1)
+    tiny.retain(ids, "mine", 30)
+    until(lambda: tiny.stats.blocks_retained == 2)
+    tiny.release("mine")
+    until(lambda: tiny.stats.blocks_retained == 0)
+    tiny.retain(ids, "mine", 0.05)
+    until(lambda: tiny.stats.retentions_expired == 1)  # though nothing wakes the engine
+    tiny.generate(ids, max_tokens=1, session="mine", retain=30)
+    assert tiny.stats.blocks_retained == 2
+    tiny.release("mine")
+    for arguments in ((ids, "s", 0.0), (ids, "s", 1e6), (ids, "", 1.0), ([], "s", 1.0)):
+        with pytest.raises(RequestError):
+            tiny.retain(*arguments)
+    with pytest.raises(ContextLengthExceeded):
+        tiny.retain([5] * 10_000, "s")

@@ -26,7 +26,7 @@ class ScriptedChannel:
         self.core = core
         self.sent: list[StepOutputs] = []
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[ToEngine]:
         assert block == (not self.core.has_work())
         if not self.batches:
             return [Shutdown()] if block else []

@@ -91,6 +91,7 @@ def test_every_kind_of_message_arrives_in_order(
     far.send_multipart([msgspec.msgpack.encode(message) for message in sent])
     assert channel.receive(block=True) == sent
     assert channel.receive(block=False) == []
+    assert channel.receive(block=True, timeout=0.001) == []
 
 
 @pytest.mark.parametrize(
