@@ -8,8 +8,10 @@ from fastapi import FastAPI
 
 from ..config import ServerConfig
 from ..engine.client import EngineClient
+from .branches import Branches
 from .chat import ChatRoute
 from .completions import CompletionRoute
+from .control import ControlRoutes
 from .description import DescribedApp
 from .errors import add_error_handlers
 from .intake import ServerContext
@@ -57,10 +59,14 @@ def create_app(
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     tokens, ops = TokenRoutes(context), OpsRoutes(context)
     chat, completions = ChatRoute(context), CompletionRoute(context)
-    native = NativeRoutes(context)
+    branches = Branches()
+    native, control = NativeRoutes(context, branches), ControlRoutes(context, branches)
     for path, endpoint in (
         ("/generate", native.generate),
         ("/render", native.render),
+        ("/cancel", control.cancel),
+        ("/retain", control.retain),
+        ("/release", control.release),
         ("/v1/chat/completions", chat.create),
         ("/v1/completions", completions.create),
         ("/v1/embeddings", ops.embeddings),

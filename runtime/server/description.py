@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from .control import CancelRequest, ReleaseRequest, RetainRequest
 from .native import RenderRequest
 from .native_work import GenerateItem
 from .protocol import ChatRequest, CompletionRequest
@@ -18,6 +19,9 @@ from .tokens import DetokenizeRequest, TokenizeRequest
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/generate": GenerateItem,
     "/render": RenderRequest,
+    "/cancel": CancelRequest,
+    "/retain": RetainRequest,
+    "/release": ReleaseRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/tokenize": TokenizeRequest,

@@ -47,6 +47,8 @@ class Job:
         num_samples: samples per prompt.
         arrived: when the HTTP request came, on `time.perf_counter`'s clock.
         namespace, priority, timeout: as in `GenerateRequest`.
+        session, retain: as there; `retain` only with a single sample.
+        group: of all samples, as there; "" makes the samples of each prompt a group.
     """
 
     request_id: str
@@ -55,6 +57,9 @@ class Job:
     num_samples: int
     arrived: float
     namespace: str
+    group: str = ""
+    session: str = ""
+    retain: float | None = None
     priority: int = 0
     timeout: float | None = None
 
@@ -187,6 +192,9 @@ class Generation:
                 prompt_ids=sample.prompt.ids,
                 params=params,
                 namespace=job.namespace,
+                group=job.group or f"{job.request_id}-{sample.index // job.num_samples}",
+                session=job.session,
+                retain=job.retain,
                 priority=job.priority,
                 timeout=job.timeout,
             )

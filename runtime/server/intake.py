@@ -15,6 +15,7 @@ from uuid import uuid4
 from fastapi import Request
 
 from ..config import ServerConfig
+from ..engine.arrivals import check_retain
 from ..engine.client import EngineClient
 from ..errors import ContextLengthExceeded, InvalidRequest
 from ..request import SamplingParams
@@ -58,6 +59,12 @@ def namespace(tenant: str, cache_salt: str | None) -> str:
     return hashlib.sha256(framed).hexdigest()
 
 
+def tenant(request: Request) -> str:
+    """The digest of the API key that a request came with; "" without keys."""
+    found: str = request.scope.get("state", {}).get("tenant", "")
+    return found
+
+
 async def prepare_job(
     context: ServerContext,
     request: Request,
@@ -75,13 +82,20 @@ async def prepare_job(
         param: the field that holds the prompt, for errors.
 
     Raises:
-        InvalidRequest: an id lies outside the vocabulary, or a prompt is empty.
+        InvalidRequest: an id lies outside the vocabulary, a prompt is empty, or nothing is retained for
+            so long.
         ContextLengthExceeded: a prompt leaves no room for the answer.
     """
     info = context.client.info
     params.check_vocabulary(info.vocab_size)
+    if body.retain is not None:
+        check_retain(body.retain, info)
     # A long prompt takes hundreds of milliseconds; other requests' streams must go on meanwhile.
     prompts = await asyncio.to_thread(encode)
+    if body.retain is not None and len(prompts) * body.num_samples > 1:
+        raise InvalidRequest(
+            "retain keeps one answer: there must be one prompt, and n must be 1.", param="retain"
+        )
     keep = _kept_tokens(body, params, info.max_model_len)
     if keep is not None:
         prompts = [_truncated(prompt, keep, body, context.model) for prompt in prompts]
@@ -95,7 +109,9 @@ async def prepare_job(
         params=samples_params(params, body.num_samples, limits, seed),
         num_samples=body.num_samples,
         arrived=arrived,
-        namespace=namespace(request.scope.get("state", {}).get("tenant", ""), body.cache_salt),
+        namespace=namespace(tenant(request), body.cache_salt),
+        session=body.session or "",
+        retain=body.retain,
         priority=body.priority or 0,
         timeout=body.timeout,
     )

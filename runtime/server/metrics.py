@@ -39,6 +39,11 @@ _COUNTERS = {
     "evicted_blocks": ("evicted_blocks", "Cached blocks given up for others."),
     "copied_blocks": ("copied_blocks", "Blocks copied because a match ended inside them."),
     "preemptions": ("preemptions", "Running requests set back to wait."),
+    "retentions_expired": ("retentions_expired", "Retained prefixes whose time passed."),
+    "retentions_given_up": (
+        "retentions_given_up",
+        "Retained prefixes that went early, for the budget or for memory.",
+    ),
     "aborts": ("aborts", "Requests ended early by their sender."),
 }
 _GAUGES = {
@@ -76,10 +81,10 @@ class EngineCollector(Collector):
 def _blocks(stats: EngineStats) -> Metric:
     family = GaugeMetricFamily(
         "ramet_kv_blocks",
-        "KV blocks: free + cached + private are all; pinned is part of cached.",
+        "KV blocks: free + cached + private are all; pinned and retained are part of cached.",
         labels=["state"],
     )
-    for state in ("free", "cached", "private", "pinned"):
+    for state in ("free", "cached", "private", "pinned", "retained"):
         family.add_metric([state], getattr(stats, f"blocks_{state}"))
     return family
 

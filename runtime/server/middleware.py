@@ -19,10 +19,13 @@ from .metrics import ServerMetrics
 
 GUARDED = frozenset(
     {
+        "/cancel",
         "/detokenize",
         "/generate",
+        "/release",
         "/render",
         "/reset_prefix_cache",
+        "/retain",
         "/tokenize",
         "/tokenizer_info",
     }

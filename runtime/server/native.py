@@ -7,7 +7,9 @@
 Without `input_ids` a text gets the tokens that the model expects at its start. Sampling fields are
 those of /v1/completions; `max_tokens` is 128 unless given. The answer is `{"results": [...]}` with one
 result per request, in their order. With `stream` each event names its request by `index`: `delta` is
-new text of sample `sample`, `result` the whole result, `error` the failure of that request alone.
+new text of sample `sample`, `result` the whole result, `error` the failure of that request alone. A
+request with a `request_id` can be ended alone, by /cancel (control.py): its result is then
+`{"cancelled": true}`, in a stream beside its `index`.
 
     result of a generation: prompt_ids, num_prompt_tokens, num_cached_tokens, samples, each with
         text, token_ids, num_kept, rest, finish_reason, stop_reason, logprobs
@@ -23,22 +25,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Annotated, Any
+from uuid import uuid4
 
 import msgspec
 from fastapi import Request, Response
 from msgspec import Meta
 
-from ..errors import InvalidRequest, RametError
-from .body import convert, read_object
+from ..errors import RametError
+from .body import convert_strictly, read_object
+from .branches import Branch, Branches
 from .disconnect import while_connected
 from .errors import error_body
 from .generation import Generation
-from .intake import ServerContext
-from .native_work import GenerateItem, Work, prepare_work
+from .intake import ServerContext, tenant
+from .native_work import GenerateItem, ShowText, Work, prepare_work
 from .stream import EventStream, event
 
 MAX_REQUESTS = 1024
+
+_CANCELLED = {"cancelled": True}
 
 _encode = msgspec.json.encode
 
@@ -62,8 +69,9 @@ class RenderRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class NativeRoutes:
     """Answers programs."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, branches: Branches) -> None:
         self._context = context
+        self._branches = branches
 
     async def generate(self, request: Request) -> Response:
         """Answer one request, or several at once."""
@@ -82,16 +90,37 @@ class NativeRoutes:
             items, model, stream = [item], item.model, bool(item.stream)
         context.model.check_name(model)
         context.lifecycle.check_accepting()
-        works = [await prepare_work(context, request, item, arrived) for item in items]
-        context.lifecycle.check_accepting()
-        answer = NativeAnswer(context, works)
+        branches = self._branches.open(tenant(request), [item.request_id for item in items])
+        try:
+            works = await self._prepare(request, items, arrived)
+            answer = NativeAnswer(context, works, branches)
+        except BaseException:
+            self._branches.close(branches)
+            raise
+
+        def close() -> None:
+            answer.abort()
+            self._branches.close(branches)
+
         if stream:
-            return EventStream(answer.events(), answer.abort)
+            return EventStream(answer.events(), close)
         try:
             data = await while_connected(request.receive, answer.whole())
         finally:
-            answer.abort()
+            close()
         return Response(data, media_type="application/json")
+
+    async def _prepare(
+        self, request: Request, items: list[GenerateItem], arrived: float
+    ) -> list[Work]:
+        context = self._context
+        works = [await prepare_work(context, request, item, arrived) for item in items]
+        context.lifecycle.check_accepting()
+        call = uuid4().hex
+        return [
+            replace(work, job=replace(work.job, group=item.group or call))
+            for work, item in zip(works, items, strict=True)
+        ]
 
     async def render(self, request: Request) -> Response:
         """A conversation as text."""
@@ -106,38 +135,19 @@ class NativeRoutes:
         return Response(_encode({"text": text}), media_type="application/json")
 
 
-def convert_strictly(value: dict[str, Any], kind: type[Any], where: str = "") -> Any:
-    """`value` as `kind`, of which every field must be known.
-
-    Raises:
-        InvalidRequest: a field is unknown, missing or of the wrong type; `where` leads to it.
-    """
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    unknown = sorted(value.keys() - known)
-    prefix = f"{where}." if where else ""
-    if unknown:
-        raise InvalidRequest(
-            f"There is no field {prefix + unknown[0]!r}.", param=prefix + unknown[0]
-        )
-    try:
-        return convert(value, kind)
-    except InvalidRequest as error:
-        if not where:
-            raise
-        raise InvalidRequest(f"{where}: {error.message}", param=f"{prefix}{error.param}") from None
-
-
 class NativeAnswer:
-    """The answer to one call: all of its requests, submitted together."""
+    """The answer to one call: all of its requests, submitted together, but those cancelled before."""
 
-    def __init__(self, context: ServerContext, works: list[Work]) -> None:
+    def __init__(self, context: ServerContext, works: list[Work], branches: list[Branch]) -> None:
         self._works = works
-        self._generations: list[Generation] = []
+        self._branches = branches
+        self._generations: list[Generation | None] = []
         try:
-            for work in works:
-                self._generations.append(
-                    Generation(work.job, context.client, context.model.tokenizer, context.metrics)
-                )
+            for work, branch in zip(works, branches, strict=True):
+                generation = None if branch.is_cancelled else _begin(context, work)
+                self._generations.append(generation)
+                if generation is not None:
+                    branch.runs(generation.abort)
         except RametError:
             self.abort()
             raise
@@ -145,7 +155,8 @@ class NativeAnswer:
     def abort(self) -> None:
         """End what still runs. Safe to call twice."""
         for generation in self._generations:
-            generation.abort()
+            if generation is not None:
+                generation.abort()
 
     async def whole(self) -> bytes:
         """Wait for all requests, and return the answer.
@@ -157,16 +168,13 @@ class NativeAnswer:
         def nothing(sample: int, text: str) -> None:
             return None
 
-        runs = [
-            asyncio.ensure_future(work.run(generation, nothing))
-            for work, generation in zip(self._works, self._generations, strict=True)
-        ]
+        runs = [asyncio.ensure_future(self._run(i, nothing)) for i in range(len(self._works))]
         try:
             results = await asyncio.gather(*runs)
         finally:
             for run in runs:
                 run.cancel()
-        return _encode({"results": results})
+        return _encode({"results": [_CANCELLED if r is None else r for r in results]})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield what every request adds, as it comes; one that fails does not end the others."""
@@ -179,8 +187,9 @@ class NativeAnswer:
 
         async def run(index: int) -> None:
             try:
-                result = await self._works[index].run(self._generations[index], shower(index))
-                queue.put_nowait({"index": index, "result": result})
+                result = await self._run(index, shower(index))
+                end = _CANCELLED if result is None else {"result": result}
+                queue.put_nowait({"index": index, **end})
             except RametError as error:
                 queue.put_nowait({"index": index, **msgspec.json.decode(error_body(error))})
             finally:
@@ -198,3 +207,27 @@ class NativeAnswer:
         finally:
             for task in runs:
                 task.cancel()
+
+    async def _run(self, index: int, show: ShowText) -> dict[str, Any] | None:
+        """The result of one request; None if it was cancelled."""
+        generation, branch = self._generations[index], self._branches[index]
+        if generation is None or branch.is_cancelled:
+            return None
+        running = asyncio.ensure_future(self._works[index].run(generation, show))
+
+        def stop() -> None:
+            generation.abort()
+            running.cancel()
+
+        branch.runs(stop)
+        try:
+            result: dict[str, Any] = await running
+        except asyncio.CancelledError:
+            if branch.is_cancelled:
+                return None
+            raise
+        return result
+
+
+def _begin(context: ServerContext, work: Work) -> Generation:
+    return Generation(work.job, context.client, context.model.tokenizer, context.metrics)

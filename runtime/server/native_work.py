@@ -32,7 +32,6 @@ _REFUSED = (
     "return_tokens_as_token_ids",
     "service_tier",
     "metadata",
-    "request_id",
     "rid",
     "prompt_logprobs",
 )
@@ -44,6 +43,7 @@ class GenerateItem(GenerationRequest, frozen=True, kw_only=True):
     """One request of /generate; see there.
 
     Attributes:
+        group: a name for requests of several calls that are siblings; those of one call always are.
         options: score these instead of generating.
         unconditional: score each option without the prompt, too.
         logprobs: likeliest tokens to list beside each sampled one.
@@ -51,6 +51,7 @@ class GenerateItem(GenerationRequest, frozen=True, kw_only=True):
 
     input_ids: list[int] | None = None
     text: str | None = None
+    group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     options: Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)] | None = None
     unconditional: bool | None = None
     max_tokens: AtLeastZero | None = None
@@ -182,7 +183,7 @@ async def _scoring(
     context: ServerContext, request: Request, item: GenerateItem, arrived: float
 ) -> Work:
     allowed = {"input_ids", "text", "options", "unconditional", "model", "stream"}
-    allowed |= {"cache_salt", "priority", "timeout"}
+    allowed |= {"cache_salt", "group", "priority", "timeout", "request_id"}
     for field in msgspec.structs.fields(item):
         if field.name not in allowed and getattr(item, field.name) is not None:
             raise InvalidRequest(

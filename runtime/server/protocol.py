@@ -23,6 +23,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastZero = Annotated[int, Meta(ge=0)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+SessionName = Annotated[str, Meta(min_length=1, max_length=128)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -42,6 +43,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: requests with different salts share no KV.
         priority: lower runs first.
         timeout: seconds from arrival until the request ends with an error.
+        session, retain: prompt and answer are evicted last for `retain` seconds, as whoever calls itself
+            `session` will come back with them; a call of the session without `retain` ends that.
         truncate_prompt_tokens: keep so many prompt tokens; -1 for as many as fit.
         truncation_side: where they are cut off.
         return_tokens_as_token_ids: log-probabilities name tokens as `token_id:N`.
@@ -74,6 +77,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     timeout: float | None = None
+    session: SessionName | None = None
+    retain: float | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
@@ -250,6 +255,8 @@ def check_common(request: GenerationRequest) -> None:
         raise InvalidRequest(
             f"timeout must be above 0 seconds, not {request.timeout}.", param="timeout"
         )
+    if request.retain is not None and request.session is None:
+        raise InvalidRequest("retain needs a session, which comes back.", param="session")
     if request.truncate_prompt_tokens == 0:
         raise InvalidRequest(
             "truncate_prompt_tokens must be at least 1, or -1 for as many as fit, not 0.",

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ramet.runtime.config import ServerConfig
 from ramet.runtime.engine.client import EngineStatus
-from ramet.runtime.engine.messages import EngineInfo, EngineStats, GenerateRequest
+from ramet.runtime.engine.messages import EngineInfo, EngineStats, GenerateRequest, Release, Retain
 from ramet.runtime.errors import EngineDead, RametError
 from ramet.runtime.request import FinishReason, RequestOutput, TokenLogprobs
 from ramet.runtime.server.app import create_app
@@ -67,6 +67,7 @@ class FakeEngine:
     live: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     num_resets: int = 0
+    posted: list[Retain | Release] = field(default_factory=list)
 
     @property
     def info(self) -> EngineInfo:
@@ -83,6 +84,7 @@ class FakeEngine:
             weight_bytes=1,
             kv_cache_bytes=1,
             load_seconds=0.0,
+            max_retain_seconds=60.0,
         )
 
     @property
@@ -98,6 +100,9 @@ class FakeEngine:
         self.requests += requests
         self.live |= {request.request_id for request in requests}
         return FakeStream(self, requests)
+
+    def post(self, message: Retain | Release) -> None:
+        self.posted.append(message)
 
     async def start(self) -> EngineInfo:
         self.status = EngineStatus.READY

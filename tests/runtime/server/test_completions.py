@@ -176,3 +176,12 @@ async def test_a_prompt_beyond_the_context_is_refused_with_the_counts(
     error = response.json()["error"]
     assert response.status_code == 400 and error["code"] == "context_length_exceeded"
     assert error["param"] == "prompt" and "512" in error["message"]
+
+
+async def test_the_samples_of_each_prompt_are_siblings(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 1}
+    assert (await http.post("/v1/completions", json=body)).status_code == 200
+    first, second = engine.requests[:2], engine.requests[2:]
+    assert first[0].group == first[1].group != second[0].group == second[1].group

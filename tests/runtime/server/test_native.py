@@ -71,6 +71,21 @@ async def test_several_requests_come_back_in_order(http: httpx.AsyncClient, engi
     assert [request.prompt_ids for request in engine.requests][-1] == [9]
 
 
+async def test_requests_of_one_call_are_siblings_and_so_are_those_of_one_group(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    for body in (
+        {"requests": [{"text": "a"}, {"text": "b", "n": 2}, {"text": "c", "options": ["x"]}]},
+        {"requests": [{"text": "a", "group": "mine"}]},
+        {"text": "d", "group": "mine"},
+        {"text": "e"},
+    ):
+        assert (await http.post("/generate", json=body)).status_code == 200
+    groups = [request.group for request in engine.requests]
+    assert len(set(groups[:4])) == 1 and groups[4:6] == ["mine", "mine"]
+    assert len({groups[0], "mine", groups[6]}) == 3
+
+
 async def test_options_are_scored_in_one_call(
     http: httpx.AsyncClient, engine: Any, tokenizer: Any
 ) -> None:
