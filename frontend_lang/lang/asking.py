@@ -9,6 +9,7 @@ import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from . import nodes
 from .backends.base import Generated, GenRequest, ScoreRequest
@@ -109,6 +110,17 @@ async def run_select(executor: Executor, node: nodes.Select) -> None:
     executor.events.append(Step.of(node.name, "select", meta, chosen))
     if node.name is not None:
         executor.set(node.name, chosen, meta)
+
+
+async def retain(executor: Executor, seconds: float | None) -> None:
+    """Have the prefix that the model has read kept while the state waits; 0 seconds end that."""
+    if seconds == 0:
+        executor.release()
+    elif executor.content.ids:
+        if executor.retained_as is None:
+            executor.retained_as = uuid4().hex
+        backend = executor.session.backend
+        await backend.retain(executor.retained_as, executor.content.ids, seconds)
 
 
 def _converted(node: nodes.Gen, text: str) -> Any:

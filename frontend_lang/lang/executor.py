@@ -59,6 +59,7 @@ class Executor:
         observed: whether the program has been told of the error.
         events: what it did, for reports.
         log: what it said, if somebody may read it while it runs.
+        retained_as: the name under which the backend retains its prefix, if it does.
     """
 
     def __init__(self, session: Session, label: str, parent: Executor | None = None) -> None:
@@ -75,6 +76,7 @@ class Executor:
         self.num_forks = 0
         self.events: list[Step | Branches] = []
         self.log = TextLog() if session.streams else None
+        self.retained_as: str | None = None
         self._queue: deque[Op] = deque()
         self._task: asyncio.Task[None] | None = None
         self._started = parent is None
@@ -164,6 +166,7 @@ class Executor:
         self.metas = dict(parent.metas)
         if parent.error is not None:
             self.fail(parent.error)
+            self.observed = parent.observed and isinstance(parent.error, ProgramCancelled)
         for waiter in self._on_start:
             if not waiter.done():
                 waiter.set_result(None)
@@ -198,6 +201,30 @@ class Executor:
             self.fail(error)
         if self._task is not None:
             self._task.cancel()
+
+    def stop(self, reason: str) -> None:
+        """End this state and its branches, alone. Callable on any thread."""
+        self.observed = True
+        self.session.loop.call_soon_threadsafe(self._stop, ProgramCancelled(reason))
+
+    def _stop(self, error: ProgramCancelled) -> None:
+        self.fail(error)
+        # Whoever stops a state knows that it failed, and that its branches did.
+        self.observed = True
+        if self._task is not None:
+            self._task.cancel()
+        for event in self.events:
+            if isinstance(event, Branches):
+                for child in event.states:
+                    child._stop(error)
+        self.release()
+        self.wake()
+
+    def release(self) -> None:
+        """Let the backend evict what it retains of this state, if it does."""
+        if self.retained_as is not None:
+            self.session.backend.release(self.retained_as)
+            self.retained_as = None
 
     def fail(self, error: BaseException) -> None:
         """Remember the first error."""
@@ -272,6 +299,8 @@ class Executor:
             from .tool_loop import run_tool_loop
 
             return run_tool_loop(self, node)
+        elif isinstance(node, nodes.Retain):
+            return asking.retain(self, node.seconds)
         elif isinstance(node, nodes.SeparateReasoning):
             return asking.run_separate_reasoning(self, node)
         else:
@@ -281,6 +310,7 @@ class Executor:
     async def _join(self, children: Sequence[Executor], mode: JoinMode) -> None:
         for child in children:
             await child.idle()
+            child.release()
         for child in children:
             if child.error is not None:
                 child.observed = True

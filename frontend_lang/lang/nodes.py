@@ -136,6 +136,21 @@ class Tell(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Retain(Node):
+    """The state will wait: what is cached of it is to be evicted last, for so many seconds.
+
+    None is for as long as the backend retains anything, 0 ends it.
+    """
+
+    seconds: float | None
+
+    def lines(self, indent: str = "") -> list[str]:
+        return [
+            f"{indent}release()" if self.seconds == 0 else f"{indent}retain({self.seconds or ''})"
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class ScopeBegin(Node):
     """From here on text is also collected for a variable."""
 
@@ -169,7 +184,7 @@ class SeparateReasoning(Node):
 
 
 # Nodes for which a backend has something to do; all others can wait for the next of these.
-WORK = (Gen, Select, ToolLoop, SeparateReasoning)
+WORK = (Gen, Select, ToolLoop, SeparateReasoning, Retain)
 
 
 def sequence(items: Sequence[Addable]) -> Node:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from uuid import uuid4
 
 from . import nodes
 from .backends.base import Backend
 from .chat import Frames
-from .errors import ProgramCancelled, UsageError
+from .errors import ProgramCancelled, Unsupported, UsageError
 from .executor import Executor
 from .params import Params
 from .waiting import LANGUAGE_LOOP
@@ -40,6 +41,7 @@ class Session:
         self.failure: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
         self.loop = LANGUAGE_LOOP.get()
+        self._name = uuid4().hex
         self._ended = False
         self._cancelled: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -57,9 +59,9 @@ class Session:
         return self.backend.frames
 
     @property
-    def group(self) -> object:
+    def group(self) -> str | None:
         """What requests that may travel together have in common; None if there is only one state."""
-        return self if len(self.executors) > 1 else None
+        return self._name if len(self.executors) > 1 else None
 
     def check_open(self) -> None:
         """Pass if the program still runs.
@@ -75,6 +77,8 @@ class Session:
 
     def check(self, node: nodes.Node) -> None:
         """Pass if the backend can run the node; raises Unsupported."""
+        if isinstance(node, nodes.Retain) and not self.backend.retains:
+            raise Unsupported("This backend cannot be asked to retain anything.")
         if isinstance(node, nodes.SeparateReasoning):
             node = node.gen
         if isinstance(node, nodes.Gen | nodes.ToolLoop):
@@ -120,6 +124,7 @@ class Session:
     async def _finish(self) -> None:
         for executor in self.executors:
             await executor.idle()
+            executor.release()
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()

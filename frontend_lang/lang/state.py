@@ -114,6 +114,35 @@ class State:
         yield group[0]
         group.join()
 
+    def cancel(self, reason: str = "The state was cancelled.") -> None:
+        """End this state and its branches; other states of the program go on.
+
+        What it waits for ends at once, at the backend too. Reading what it had not finished raises
+        ProgramCancelled, and so does joining it. Safe to call twice.
+        """
+        self._executor.stop(reason)
+
+    def retain(self, seconds: float | None = None) -> None:
+        """Say that the state will wait, for a user or a tool of the program's own.
+
+        The backend then evicts last what it has cached of it, for so many seconds and within a budget;
+        until `release`, the end of the program, or the next `retain`.
+
+        Args:
+            seconds: None for as long as the backend retains anything.
+
+        Raises:
+            UsageError: seconds is not above 0.
+            Unsupported: the backend retains nothing.
+        """
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"A state is retained for more than 0 seconds, not {seconds}.")
+        self._executor.submit(nodes.Retain(seconds))
+
+    def release(self) -> None:
+        """End what `retain` began."""
+        self._executor.submit(nodes.Retain(0))
+
     # Reading
 
     def __getitem__(self, name: str) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import nodes
-from .asking import generate
+from .asking import generate, retain
 from .content import Closed, Opened
 from .errors import ToolLoopError
 from .tool_calls import ToolCall, parse_tool_calls
@@ -21,9 +22,18 @@ if TYPE_CHECKING:
 async def run_tool_loop(executor: Executor, node: nodes.ToolLoop) -> None:
     """Run the loop; the variable gets the last answer, its meta data every call and result.
 
+    While functions run the backend retains the prefix, where it can.
+
     Raises:
         ToolLoopError: the model still calls functions after the last round.
     """
+    try:
+        await _run(executor, node)
+    finally:
+        executor.release()
+
+
+async def _run(executor: Executor, node: nodes.ToolLoop) -> None:
     content = executor.content
     content.tell(describe(node.tools))
     params = node.params.over(executor.session.defaults)
@@ -40,7 +50,8 @@ async def run_tool_loop(executor: Executor, node: nodes.ToolLoop) -> None:
             facts = {**meta, **totals, "rounds": num_rounds, "calls": calls}
             executor.set(node.name, said, facts)
             return
-        for call, answer in zip(asked, await _call_all(node.tools, asked), strict=True):
+        answers, _ = await asyncio.gather(_call_all(node.tools, asked), _retain(executor))
+        for call, answer in zip(asked, answers, strict=True):
             calls.append({"name": call.name, "arguments": call.arguments, **answer})
             content.add(Opened("tool"))
             content.add(_written(answer))
@@ -48,6 +59,13 @@ async def run_tool_loop(executor: Executor, node: nodes.ToolLoop) -> None:
     raise ToolLoopError(
         f"{node.name!r}: the model still calls tools after {node.max_rounds} rounds."
     )
+
+
+async def _retain(executor: Executor) -> None:
+    # Nobody asked for it, so a backend that refuses it is no failure of the program's.
+    if executor.session.backend.retains:
+        with suppress(Exception):
+            await retain(executor, None)
 
 
 async def _call_all(tools: Sequence[Tool], asked: Sequence[ToolCall]) -> list[dict[str, Any]]:

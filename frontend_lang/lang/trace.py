@@ -105,6 +105,9 @@ class TraceExecutor:
         self.values[name] = Future()
         self.values[name].set_result(value)
 
+    def stop(self, reason: str) -> None:
+        """Nothing runs here that could end."""
+
     def branch(self, size: int) -> list[TraceExecutor]:
         """Write a fork down."""
         states = [

@@ -50,14 +50,14 @@ class GenRequest:
     Attributes:
         params: merged; `n` samples are wanted.
         on_text: called with new text of the first sample, in order; None if nobody looks.
-        group: requests with the same group belong to one program and may travel together; None for one
-            that has no siblings.
+        group: requests with the same group belong to one program, may travel together and are best
+            run together; None for one that has no siblings.
     """
 
     prompt: Prompt
     params: Params
     on_text: Callable[[str], None] | None = None
-    group: object = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class ScoreRequest:
     options: tuple[str, ...]
     unconditional: bool = False
     params: Params = field(default_factory=Params)
-    group: object = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +136,10 @@ class Backend(Protocol):
         """What the model's chat template writes around messages, so that roles become text of the prompt;
         None if the server behind it gets messages."""
 
+    @property
+    def retains(self) -> bool:
+        """Whether it can be asked to keep a prefix for a state that waits."""
+
     def check(self, params: Params) -> None:
         """Pass if the backend can do what the parameters ask for.
 
@@ -148,3 +152,12 @@ class Backend(Protocol):
 
     async def score(self, request: ScoreRequest) -> Scored:
         """Score options; cancelling it ends the request."""
+
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        """Evict what is cached of these tokens last, in place of what `session` retained before.
+
+        A hint: memory that others need is taken. None is for as long as anything is retained.
+        """
+
+    def release(self, session: str) -> None:
+        """End what `retain` began; never waits, and never fails."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ..chat import Frames
 from ..errors import BackendError
@@ -19,7 +22,7 @@ from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, S
 from .http import Http
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 _MAX_TOGETHER = 256
 # A body's thread may still be adding to the other branches of a fork. A pause as long as the interpreter
@@ -42,6 +45,20 @@ class _Call:
     result: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+
+@dataclass(eq=False, slots=True)
+class _Trip:
+    """Calls that travel together.
+
+    Attributes:
+        arrived: set once the server knows their names.
+        left: names of those that nobody waits for any more, and that the server has not been told of.
+    """
+
+    calls: list[_Call]
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -67,9 +84,10 @@ class RuntimeEndpoint:
     ) -> None:
         self._http = Http(base_url.rstrip("/"), api_key)
         self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
-        self._gathered: dict[object, _Gathered] = {}
+        self._gathered: dict[str, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.frames: Frames | None = Frames(self._render)
+        self.retains = True
 
     def check(self, params: Params) -> None:
         """Pass: the server says itself what it cannot do."""
@@ -123,12 +141,13 @@ class RuntimeEndpoint:
         return {**ids, "text": prompt.text, **self._salt}
 
     async def _answer(
-        self, body: dict[str, Any], group: object, on_text: Callable[[str], None] | None
+        self, body: dict[str, Any], group: str | None, on_text: Callable[[str], None] | None
     ) -> dict[str, Any]:
-        call = _Call(body, on_text)
         if group is None:
+            call = _Call(body, on_text)
             self._send([call])
             return await call.result
+        call = _Call({**body, "group": group, "request_id": uuid4().hex}, on_text)
         waiting = self._gathered.setdefault(group, _Gathered([]))
         waiting.calls.append(call)
         loop = asyncio.get_running_loop()
@@ -140,28 +159,53 @@ class RuntimeEndpoint:
         waiting.timer = loop.call_at(when, self._depart, group)
         return await call.result
 
-    def _depart(self, group: object) -> None:
+    def _depart(self, group: str) -> None:
         calls = [call for call in self._gathered.pop(group).calls if not call.result.done()]
         for start in range(0, len(calls), _MAX_TOGETHER):
             self._send(calls[start : start + _MAX_TOGETHER])
 
     def _send(self, calls: list[_Call]) -> None:
-        task = asyncio.ensure_future(self._travel(calls))
+        trip = _Trip(calls)
+        task = self._start(self._travel(trip))
+        for call in calls:
+            call.result.add_done_callback(partial(self._left, trip, call, task))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        for call in calls:
-            call.result.add_done_callback(_ends_when_all_left(calls, task))
+        return task
 
-    async def _travel(self, calls: list[_Call]) -> None:
+    def _left(self, trip: _Trip, call: _Call, task: asyncio.Task[None], _: object) -> None:
+        """Somebody's request is done; if it was cancelled, the server must hear of it."""
+        if not call.result.cancelled():
+            return
+        if all(other.result.done() for other in trip.calls):
+            task.cancel()  # Which ends the connection, and with it all of them.
+            return
+        trip.left.append(call.body["request_id"])
+        if len(trip.left) == 1:
+            self._start(self._cancel(trip))
+
+    async def _cancel(self, trip: _Trip) -> None:
+        await trip.arrived.wait()
+        names, trip.left = trip.left, []
+        with suppress(BackendError):  # The server is gone, or older; the answer is not awaited.
+            await self._http.post("/cancel", {"request_ids": names})
+
+    async def _travel(self, trip: _Trip) -> None:
+        calls = trip.calls
         body = {"requests": [call.body for call in calls], "stream": True}
         try:
-            async for event in self._http.events("/generate", body):
+            async for event in self._http.events("/generate", body, trip.arrived.set):
                 self._take(calls, event)
             raise BackendError("The server's answer ended early.")
         except Exception as error:
             for call in calls:
                 if not call.result.done():
                     call.result.set_exception(error)
+        finally:
+            trip.arrived.set()
 
     @staticmethod
     def _take(calls: list[_Call], event: dict[str, Any]) -> None:
@@ -172,8 +216,24 @@ class RuntimeEndpoint:
             call.result.set_result(event["result"])
         elif "error" in event:
             call.result.set_exception(BackendError(event["error"]["message"]))
+        elif "cancelled" in event:
+            call.result.set_exception(BackendError("The request was cancelled at the server."))
         elif call.on_text is not None and event["sample"] == 0:
             call.on_text(event["delta"])
+
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        """Keep a prefix for a state that waits; see `Backend`."""
+        given = {} if seconds is None else {"seconds": seconds}
+        body = {"session": session, "input_ids": ids, **given, **self._salt}
+        await self._http.post("/retain", body)
+
+    def release(self, session: str) -> None:
+        """End what `retain` began."""
+        LANGUAGE_LOOP.call(self._release(session))
+
+    async def _release(self, session: str) -> None:
+        with suppress(BackendError):  # It ends by itself.
+            await self._http.post("/release", {"session": session, **self._salt})
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request holds."""
@@ -210,13 +270,3 @@ def _sample(sample: dict[str, Any]) -> Sample:
         stop_reason=sample["stop_reason"],
         logprobs=None if sample["logprobs"] is None else tuple(sample["logprobs"]),
     )
-
-
-def _ends_when_all_left(calls: list[_Call], task: asyncio.Task[None]) -> Callable[[Any], None]:
-    def check(_: object) -> None:
-        if all(call.result.done() for call in calls) and any(
-            call.result.cancelled() for call in calls
-        ):
-            task.cancel()
-
-    return check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BackendError
@@ -45,8 +45,13 @@ class Http:
         answer: dict[str, Any] = response.json()
         return answer
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(
+        self, path: str, body: dict[str, Any], on_open: Callable[[], None] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Send JSON and yield the server-sent events of the answer.
+
+        Args:
+            on_open: called once the server has taken the request.
 
         Raises:
             BackendError: the server refused it, or ended without `[DONE]`.
@@ -57,6 +62,8 @@ class Http:
             async with self._connected().stream("POST", path, json=body) as response:
                 if response.is_error:
                     raise _refused(response.status_code, (await response.aread()).decode())
+                if on_open is not None:
+                    on_open()
                 async for line in response.aiter_lines():
                     if line == "data: [DONE]":
                         return

@@ -35,6 +35,7 @@ class OpenAI:
     """
 
     frames = None
+    retains = False
 
     def __init__(
         self,
@@ -84,6 +85,13 @@ class OpenAI:
         answer = await self._http.post(path, body)
         samples = [_sample(choice, chat) for choice in answer["choices"]]
         return _generated(samples, answer.get("usage") or {})
+
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        """Refuse: OpenAI's API has nothing like it."""
+        raise Unsupported("An OpenAI-compatible server cannot be asked to retain anything.")
+
+    def release(self, session: str) -> None:
+        """Nothing is retained."""
 
     async def score(self, request: ScoreRequest) -> Scored:
         """Refuse: OpenAI's API does not score prompts.

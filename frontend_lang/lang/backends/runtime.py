@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..chat import Frames
 from ..params import Params
 from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, ScoreRequest
+from .places import Places
 
 if TYPE_CHECKING:
     from ramet.runtime import Completion, Engine
@@ -46,8 +48,15 @@ class Runtime:
         from ramet.runtime.text.chat_template import ChatTemplate
 
         self.engine = engine
+        # An engine without a bound takes whatever comes.
+        self._places = Places(sys.maxsize if engine.max_live is None else engine.max_live)
         self.frames: Frames | None = Frames(self._render)
         self._template = ChatTemplate(engine.tokenizer)
+
+    @property
+    def retains(self) -> bool:
+        """Whether the engine retains prefixes; an option of it."""
+        return self.engine.info.max_retain_seconds > 0
 
     def check(self, params: Params) -> None:
         """Pass if the engine takes the constraint, if there is one; it checks the rest itself.
@@ -59,10 +68,14 @@ class Runtime:
 
     async def generate(self, request: GenRequest) -> Generated:
         """Sample; see `Backend`."""
+        async with self._places.take(request.params.n or 1):
+            return await self._generate(request)
+
+    async def _generate(self, request: GenRequest) -> Generated:
         params, prompt = request.params, request.prompt
         new_ids = await self._encode(prompt.text, not prompt.ids)
         ids = [*prompt.ids, *new_ids]
-        options = {**params.sampling(), **_constraint(params), "priority": params.priority or 0}
+        options = {**params.sampling(), **_constraint(params), **_envelope(request)}
         if request.on_text is not None:
             async with aclosing(self.engine.astream(ids, **options)) as stream:
                 async for text in stream:
@@ -87,12 +100,12 @@ class Runtime:
         made = await asyncio.to_thread(
             option_prompts, tokenizer, prompt.ids, prompt.text, request.options
         )
-        logprobs, num_cached = await self._logprobs(made.ids, made.start, request.params)
+        logprobs, num_cached = await self._logprobs(made.ids, made.start, _envelope(request))
         bare: list[tuple[float, ...]] = [()] * len(made.ids)
         if request.unconditional:
             start = tokenizer.encode("", add_special_tokens=True)
             tails = [[*start, *ids[made.start :]] for ids in made.ids]
-            bare, _ = await self._logprobs(tails, len(start), request.params)
+            bare, _ = await self._logprobs(tails, len(start), _envelope(request))
         scores = tuple(
             OptionScore(
                 text=option, token_ids=tuple(ids[made.start :]), logprobs=row, unconditional=alone
@@ -107,19 +120,28 @@ class Runtime:
             num_cached_tokens=num_cached,
         )
 
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        """Keep a prefix for a state that waits; see `Backend`."""
+        self.engine.retain(ids, session, seconds)
+
+    def release(self, session: str) -> None:
+        """End what `retain` began."""
+        self.engine.release(session)
+
     async def _logprobs(
-        self, prompts: Sequence[list[int]], start: int, params: Params
+        self, prompts: Sequence[list[int]], start: int, envelope: dict[str, Any]
     ) -> tuple[list[tuple[float, ...]], int]:
         """Of each prompt's tokens from `start`; and cached tokens of all. The first token of all has
         nothing before it, and counts as certain."""
-        completions = await self.engine.agenerate(
-            [ids for ids in prompts if ids],
-            max_tokens=0,
-            temperature=0.0,
-            prompt_logprobs=0,
-            prompt_logprobs_start=start,
-            priority=params.priority or 0,
-        )
+        async with self._places.take(len(prompts)):
+            completions = await self.engine.agenerate(
+                [ids for ids in prompts if ids],
+                max_tokens=0,
+                temperature=0.0,
+                prompt_logprobs=0,
+                prompt_logprobs_start=start,
+                **envelope,
+            )
         answers = iter(completions)
         rows = []
         for ids in prompts:
@@ -201,6 +223,12 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _envelope(request: GenRequest | ScoreRequest) -> dict[str, Any]:
+    """What the scheduler is told of a request."""
+    siblings = {} if request.group is None else {"group": request.group}
+    return {"priority": request.params.priority or 0, **siblings}
 
 
 def _constraint(params: Params) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class FakeBackend:
     cancelled: int = 0
     seen: set[bytes] = field(default_factory=set)
     num_renders: int = 0
+    retains: bool = True
+    retained: dict[str, tuple[tuple[int, ...], float | None]] = field(default_factory=dict)
+    num_retained: int = 0
 
     def __post_init__(self) -> None:
         self.frames: Frames | None = Frames(self.render)
@@ -108,6 +111,13 @@ class FakeBackend:
             stop_reason=stop,
             logprobs=logprobs,
         )
+
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        self.retained[session] = (ids, seconds)
+        self.num_retained += 1
+
+    def release(self, session: str) -> None:
+        self.retained.pop(session, None)
 
     async def score(self, request: ScoreRequest) -> Scored:
         self.scorings.append(request)

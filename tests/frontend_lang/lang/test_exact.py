@@ -73,9 +73,9 @@ async def test_a_fork_over_http_is_one_call(endpoint: Any, monkeypatch: pytest.M
     calls: list[int] = []
     plain = endpoint._http.events
 
-    def counting(path: str, body: Any) -> Any:
+    def counting(path: str, body: Any, *rest: Any) -> Any:
         calls.append(len(body["requests"]))
-        return plain(path, body)
+        return plain(path, body, *rest)
 
     monkeypatch.setattr(endpoint._http, "events", counting)
 
