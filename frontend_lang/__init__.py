@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from .lang.backends.endpoint import RuntimeEndpoint
     from .lang.backends.openai import OpenAI
+    from .lang.backends.recorder import Recorder
     from .lang.backends.runtime import Runtime
     from .lang.choices import (
         greedy_token_selection,
@@ -62,6 +63,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("system_begin", "system_end", "tool_loop", "user", "user_begin", "user_end", "video"),
     ),
     ".lang.backends.openai": ("OpenAI",),
+    ".lang.backends.recorder": ("Recorder",),
     ".lang.backends.runtime": ("Runtime",),
     ".lang.backends.endpoint": ("RuntimeEndpoint",),
     ".lang.choices": (
@@ -85,6 +87,7 @@ __all__ = [
     "OpenAI",
     "ProgramCancelled",
     "ProgramError",
+    "Recorder",
     "Runtime",
     "RuntimeEndpoint",
     "State",

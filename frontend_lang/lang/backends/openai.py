@@ -31,7 +31,8 @@ class OpenAI:
         api_key: sent as a bearer token.
         continues_messages: the server can go on with an assistant's message that is begun
             (`continue_final_message`), as ramet and vLLM can and OpenAI itself cannot.
-        extra: further fields of every request, for what a server offers beyond OpenAI's API.
+        extra: further fields of every request, for what a server offers beyond OpenAI's API. A gen may
+            give those of them that are sampling parameters, such as `ignore_eos`, values of its own.
     """
 
     frames = None
@@ -70,6 +71,7 @@ class OpenAI:
         path = "/chat/completions" if chat else "/completions"
         body: dict[str, Any] = {"model": self._model, **self._prompt(prompt), **self._extra}
         body |= {name: value for name in _KNOWN if (value := getattr(params, name)) is not None}
+        body |= {name: value for name, value in params.sampling().items() if name in self._extra}
         body["n"] = params.n or 1
         if params.logprobs is not None:
             body |= (

@@ -106,6 +106,18 @@ def test_scores_and_begun_messages_are_refused(server_url: str, openai: OpenAI) 
             program.run(backend=backend)
 
 
+def test_a_gen_may_set_what_extra_names(server_url: str) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += "x" + sgl.gen("long", max_tokens=6, ignore_eos=True, logit_bias={2: 100.0})
+        s += "x" + sgl.gen("short", max_tokens=6, logit_bias={2: 100.0})
+
+    with OpenAI("tiny", f"{server_url}/v1", extra={"ignore_eos": False}) as backend:
+        state = program.run(backend=backend, temperature=0)
+    assert state.meta("long")["completion_tokens"] == 6
+    assert state.meta("short")["finish_reason"] == "stop"
+
+
 def test_a_wrong_model_is_an_error_with_its_status(server_url: str) -> None:
     wrong = OpenAI("nope", f"{server_url}/v1", api_key="k")
     with wrong as backend, pytest.raises(ProgramError, match="404") as error:
