@@ -17,11 +17,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .programs.command import programs
 from .protocol import DIALECTS, ENDPOINTS, ServerError, Target
 from .text import TextSource, TokenCounter, approximate_count
 from .workloads import KINDS, PRESETS, Workload, num_expected
 
 app = typer.Typer(help="Measure servers.", no_args_is_help=True)
+app.command()(programs)
 
 _WORKLOAD = "Workload (each overrides the preset)"
 _SERVER = "Server"
