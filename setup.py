@@ -30,13 +30,22 @@ COMMON_FLAGS = [
     "-fno-math-errno",
     "-pthread",
 ]
-_AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"]
 # Only these files may hold such instructions; which of them runs is decided by the processor.
 ISA_FLAGS = {
-    "isa_avx2.cpp": ["-mavx2", "-mfma"],
+    "isa_avx2.cpp": _AVX2,
     "isa_avx512.cpp": _AVX512,
-    "isa_avx512_bf16.cpp": [*_AVX512, "-mavx512bf16"],
-    "isa_amx.cpp": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+    "isa_avx512_vnni.cpp": [*_AVX512, "-mavx512vnni"],
+    "isa_avx512_bf16.cpp": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
+    "isa_amx.cpp": [
+        *_AVX512,
+        "-mavx512bf16",
+        "-mavx512vnni",
+        "-mamx-tile",
+        "-mamx-bf16",
+        "-mamx-int8",
+    ],
 }
 
 

@@ -16,10 +16,12 @@ import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
 from ramet.kernels.ops import AttentionShape
+from ramet.kernels.quantization import QuantizedWeight, quantize
 
 NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
 ROWS = (1, 4, 16, 32, 64, 128, 512)
+QUANTIZED_ROWS = (1, 8, 32, 512)
 # (sequences, new tokens each, tokens of KV each, how many of them all sequences share)
 STEPS = (
     (1, 1, 2000, 0),
@@ -34,7 +36,7 @@ STEPS = (
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--isa", help="instruction set (default: the best)")
     parser.add_argument("--threads", type=int, help="threads (default: physical cores)")
@@ -42,15 +44,22 @@ def main() -> None:
     torch.set_num_threads(1)
     kernels = CpuKernels(isa=arguments.isa, num_threads=arguments.threads)
     print(f"{kernels.isa}, {kernels.num_threads} threads, bfloat16")
-    products(kernels)
+    for bits in (16, 8, 4):
+        print(f"products with weights of {bits} bits")
+        products(kernels, bits)
+    print("attention")
     attention(kernels)
 
 
-def products(kernels: CpuKernels) -> None:
-    """The linear layers of a step, gate and up with their activation, and the head on up to 64 rows."""
+def products(kernels: CpuKernels, bits: int) -> None:
+    """The linear layers of a step, gate and up with their activation, and the head on up to 64 rows.
 
-    def weight(out_features: int, in_features: int) -> torch.Tensor:
-        return torch.randn(out_features, in_features).to(torch.bfloat16)
+    `bits` of an element of the weights: 16, 8 or 4.
+    """
+
+    def weight(out_features: int, in_features: int) -> torch.Tensor | QuantizedWeight:
+        dense = torch.randn(out_features, in_features).to(torch.bfloat16)
+        return dense if bits == 16 else quantize(dense, bits)
 
     layers = [
         (
@@ -63,7 +72,8 @@ def products(kernels: CpuKernels) -> None:
     ]
     head = kernels.pack_linear(weight(VOCAB, HIDDEN))
     num_weights = sum(w.in_features * w.out_features for layer in layers for w in layer)
-    for num_rows in ROWS:
+    num_bytes = sum(w.num_bytes for layer in layers for w in layer)
+    for num_rows in ROWS if bits == 16 else QUANTIZED_ROWS:
         x = torch.randn(num_rows, HIDDEN).to(torch.bfloat16)
 
         def step(x: torch.Tensor = x) -> None:
@@ -79,7 +89,7 @@ def products(kernels: CpuKernels) -> None:
         head_best, head_median = measure(logits, 7)
         print(
             f"{num_rows:4} rows: layers {best * 1e3:7.2f} ms (median {median * 1e3:7.2f}), "
-            f"{2 * num_weights / best / 1e9:5.1f} GB/s, "
+            f"{num_bytes / best / 1e9:5.1f} GB/s, "
             f"{2 * num_weights * num_rows / best / 1e12:5.2f} TFLOP/s; "
             f"head {head_best * 1e3:5.2f} ms (median {head_median * 1e3:5.2f})"
         )

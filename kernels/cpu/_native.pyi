@@ -140,6 +140,19 @@ class Engine(OpSink):
         gated: bool,
         /,
     ) -> PackedLinear: ...
+    def pack_quantized(
+        self,
+        dtype: int,
+        bits: int,
+        values: int,
+        scales: int,
+        minimums: int,
+        bias: int,
+        out_features: int,
+        in_features: int,
+        gated: bool,
+        /,
+    ) -> PackedLinear: ...
     def plan(
         self,
         cu_seqlens: int,

@@ -53,15 +53,25 @@ def heads_job(
     )
 
 
+def dtype_code(dtype: torch.dtype) -> int:
+    """The native code of a dtype.
+
+    Raises:
+        ValueError: there is none.
+    """
+    code = _CODES.get(dtype)
+    if code is None:
+        raise ValueError(f"cpu kernels compute float32 and bfloat16, not {dtype}")
+    return code
+
+
 def code_of(tensor: torch.Tensor) -> int:
     """The native code of its dtype.
 
     Raises:
         ValueError: another dtype, or not on the CPU.
     """
-    code = _CODES.get(tensor.dtype)
-    if code is None:
-        raise ValueError(f"cpu kernels compute float32 and bfloat16, not {tensor.dtype}")
+    code = dtype_code(tensor.dtype)
     if tensor.device.type != "cpu":
         raise ValueError(f"cpu kernels take tensors on cpu, not on {tensor.device}")
     return code

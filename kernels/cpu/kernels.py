@@ -1,8 +1,9 @@
 """`CpuKernels`: the ops of `ramet.kernels.ops` in native code, for CPUs.
 
 It owns checks of shapes and dtypes, and the results' memory; arithmetic is in src/. It knows float32 and
-bfloat16. On one machine, with one instruction set, a row's bits depend on that row alone, and a query's on
-its prefix alone: not on what else is in the batch, how a prompt was chunked, or the number of threads.
+bfloat16, and weights of 8 and 4 bits. On one machine, with one instruction set, a row's bits depend on
+that row alone, and a query's on its prefix alone: not on what else is in the batch, how a prompt was
+chunked, or the number of threads.
 """
 
 from __future__ import annotations

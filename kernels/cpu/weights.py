@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..ops import PackedLinear
-from ..quantization import QuantizedWeight, dequantize
+from ..quantization import QuantizedWeight
 from . import _native
-from .arguments import address, code_of
+from .arguments import address, code_of, dtype_code
 
 
 def pack(
@@ -17,7 +17,7 @@ def pack(
     *,
     gated: bool,
 ) -> _native.PackedLinear:
-    """The weight in panels; a quantized one is expanded.
+    """The weight in panels.
 
     Raises:
         ValueError: see `Kernels.pack_linear` and `Kernels.pack_gated_linear`.
@@ -29,12 +29,33 @@ def pack(
             f"a bias of {list(bias.shape)} does not fit a weight of {list(weight.shape)}"
         )
     if isinstance(weight, QuantizedWeight):
-        weight = dequantize(weight)
+        return _pack_quantized(engine, weight, bias, gated)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
     return engine.pack(
         code_of(weight),
         weight.data_ptr(),
+        address(bias),
+        weight.shape[0],
+        weight.shape[1],
+        gated,
+    )
+
+
+def _pack_quantized(
+    engine: _native.Engine, weight: QuantizedWeight, bias: torch.Tensor | None, gated: bool
+) -> _native.PackedLinear:
+    if weight.values.device.type != "cpu":
+        raise ValueError(f"cpu kernels take tensors on cpu, not on {weight.values.device}")
+    values, scales = weight.values.contiguous(), weight.scales.contiguous()
+    minimums = None if weight.minimums is None else weight.minimums.contiguous()
+    bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+    return engine.pack_quantized(
+        dtype_code(weight.dtype),
+        weight.bits,
+        values.data_ptr(),
+        scales.data_ptr(),
+        address(minimums),
         address(bias),
         weight.shape[0],
         weight.shape[1],

@@ -12,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "dense_weight.h"
 #include "features.h"
 #include "program.h"
+#include "quantized_weight.h"
 
 namespace py = pybind11;
 
@@ -69,8 +71,18 @@ class Engine : public OpSink {
     std::unique_ptr<PackedLinear> pack(int dtype, Address weight, Address bias, int out_features,
                                        int in_features, bool gated) {
         const Guard guard(pool_);
-        return std::make_unique<PackedLinear>(arena_, static_cast<DType>(dtype), at(weight), at(bias),
-                                              out_features, in_features, gated);
+        return std::make_unique<DenseWeight>(arena_, static_cast<DType>(dtype), at(weight), at(bias),
+                                             out_features, in_features, gated);
+    }
+
+    std::unique_ptr<PackedLinear> pack_quantized(int dtype, int bits, Address values, Address scales,
+                                                 Address minimums, Address bias, int out_features,
+                                                 int in_features, bool gated) {
+        const Guard guard(pool_);
+        const QuantizedWeight::Source source{at<const std::uint8_t>(values), at<const f16>(scales),
+                                             at<const f16>(minimums), at(bias)};
+        return std::make_unique<QuantizedWeight>(arena_, pool_, static_cast<DType>(dtype), bits,
+                                                 source, out_features, in_features, gated);
     }
 
     std::unique_ptr<AttentionPlan> plan(Address cu_seqlens, Address kv_lens, Address block_tables,
@@ -250,6 +262,7 @@ PYBIND11_MODULE(_native, module) {
     py::class_<Engine, OpSink>(module, "Engine")
         .def(py::init<const std::string&, int>())
         .def("pack", &Engine::pack, no_gil)
+        .def("pack_quantized", &Engine::pack_quantized, no_gil)
         .def("plan", &Engine::plan)
         .def("draw", &Engine::draw, no_gil)
         .def("run", &Engine::run, no_gil);

@@ -1,5 +1,7 @@
 #include "dense_ops.h"
 
+#include "quantized_ops.h"
+
 namespace ramet {
 namespace {
 
@@ -58,6 +60,10 @@ void scale_row(T* row, int size, float scale) {
 
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call) {
     if (call.num_rows == 0) return;
+    if (const auto* quantized = dynamic_cast<const QuantizedWeight*>(&weight)) {
+        run_quantized_linear(compute, *quantized, call);
+        return;
+    }
     ThreadPool& pool = compute.pool;
     const std::size_t size = dtype_size(weight.dtype());
     const std::size_t row_bytes = static_cast<std::size_t>(weight.num_groups()) * kGroup * size;

@@ -48,14 +48,19 @@ Isa detect() {
     const std::uint64_t state = enabled_state();
     const Leaf extended = cpuid(7, 0);
     const Leaf more = cpuid(7, 1);
-    const bool avx2 = (state & 0x6) == 0x6 && bit(basic.c, 12) && bit(extended.b, 5);
+    // FMA, F16C, AVX2.
+    const bool avx2 = (state & 0x6) == 0x6 && bit(basic.c, 12) && bit(basic.c, 29) &&
+                      bit(extended.b, 5);
     if (!avx2) return Isa::portable;
     // F, DQ, BW, VL, with opmask and zmm state enabled.
     const bool avx512 = (state & 0xe6) == 0xe6 && bit(extended.b, 16) && bit(extended.b, 17) &&
                         bit(extended.b, 30) && bit(extended.b, 31);
     if (!avx512) return Isa::avx2;
-    if (!bit(more.a, 5)) return Isa::avx512;
-    const bool tiles = (state & 0x60000) == 0x60000 && bit(extended.d, 24) && bit(extended.d, 22);
+    // BF16, VNNI.
+    if (!bit(more.a, 5) || !bit(extended.c, 11)) return Isa::avx512;
+    // Tiles, of bfloat16, of bytes.
+    const bool tiles = (state & 0x60000) == 0x60000 && bit(extended.d, 24) && bit(extended.d, 22) &&
+                       bit(extended.d, 25);
     return tiles && may_use_tiles() ? Isa::amx : Isa::avx512_bf16;
 }
 
@@ -66,9 +71,13 @@ Isa best_isa() {
     return isa;
 }
 
+bool has_avx512_vnni() { return best_isa() >= Isa::avx512 && bit(cpuid(7, 0).c, 11); }
+
 #else
 
 Isa best_isa() { return Isa::portable; }
+
+bool has_avx512_vnni() { return false; }
 
 #endif
 

@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 
 #include "attention_amx.h"
+#include "dot_amx.h"
 #include "isa_table.h"
 #include "matmul_amx.h"
 #include "simd_avx512.h"
@@ -8,7 +9,7 @@
 namespace ramet {
 
 const KernelTable& amx_kernels() {
-    return kKernelTable<Avx512Simd, AmxMatmul, AmxProducts>;
+    return kKernelTable<Avx512Simd, AmxMatmul, AmxDot, AmxProducts>;
 }
 
 }  // namespace ramet

@@ -1,5 +1,7 @@
 #if defined(__x86_64__)
 
+#include "dot_avx512.h"
+#include "features.h"
 #include "isa_table.h"
 #include "matmul_vector.h"
 #include "simd_avx512.h"
@@ -7,7 +9,13 @@
 namespace ramet {
 
 const KernelTable& avx512_kernels() {
-    return kKernelTable<Avx512Simd, VectorMatmul<Avx512Simd>, VectorProducts<Avx512Simd>>;
+    static const KernelTable table = [] {
+        KernelTable table = kKernelTable<Avx512Simd, VectorMatmul<Avx512Simd>, Avx512Dot,
+                                         VectorProducts<Avx512Simd>>;
+        if (has_avx512_vnni()) table.quantized_linear = avx512_vnni_linear;
+        return table;
+    }();
+    return table;
 }
 
 }  // namespace ramet

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 
+#include "dot_avx512.h"
 #include "isa_table.h"
 #include "matmul_vector.h"
 #include "simd_avx512.h"
@@ -7,7 +8,8 @@
 namespace ramet {
 
 const KernelTable& avx512_bf16_kernels() {
-    return kKernelTable<Avx512Simd, VectorMatmul<Avx512Simd>, VectorProducts<Avx512Simd>>;
+    return kKernelTable<Avx512Simd, VectorMatmul<Avx512Simd>, Avx512Dot,
+                        VectorProducts<Avx512Simd>>;
 }
 
 }  // namespace ramet

@@ -1,3 +1,4 @@
+#include "dot_portable.h"
 #include "isa_table.h"
 #include "matmul_vector.h"
 #include "simd_portable.h"
@@ -5,7 +6,8 @@
 namespace ramet {
 
 const KernelTable& portable_kernels() {
-    return kKernelTable<PortableSimd, VectorMatmul<PortableSimd>, VectorProducts<PortableSimd>>;
+    return kKernelTable<PortableSimd, VectorMatmul<PortableSimd>, PortableDot,
+                        VectorProducts<PortableSimd>>;
 }
 
 }  // namespace ramet

@@ -6,13 +6,16 @@
 #include "draw_range.h"
 #include "elementwise_range.h"
 #include "linear_range.h"
+#include "quantized_range.h"
 
 namespace ramet {
 namespace {  // each isa_*.cpp has its own: code for one instruction set must not serve another
 
-template <class Simd, class Matmul, class Products>
+template <class Simd, class Matmul, class Dot, class Products>
 constexpr KernelTable kKernelTable = {
     LinearRange<Simd, Matmul>::run,
+    QuantizedRange<Simd, Dot>::quantize,
+    QuantizedRange<Simd, Dot>::linear,
     ElementwiseRange<Simd>::norm,
     ElementwiseRange<Simd>::gate,
     ElementwiseRange<Simd>::heads,

@@ -82,9 +82,14 @@ struct DrawJob {
 };
 
 struct AttentionTask;  // attention_task.h
+struct QuantizeJob;    // quantized_job.h
+struct QuantizedJob;
 
 struct KernelTable {
     void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);
+    void (*quantize)(const QuantizeJob&, int first_row, int last_row);
+    void (*quantized_linear)(const QuantizedJob&, int first_panel, int last_panel, int first_row,
+                             int last_row);
     void (*norm)(const NormJob&, int first_row, int last_row);
     void (*gate)(const GateJob&, int first_row, int last_row);
     void (*heads)(const HeadsJob&, int first_token, int last_token);
@@ -93,6 +98,11 @@ struct KernelTable {
     void (*attend)(const AttentionTask&, void* scratch);
     void (*merge)(const AttentionTask&, void* scratch);
 };
+
+// The table's quantized_linear with instructions that some processors of an instruction set have and others
+// lack; the same bits.
+void avx512_vnni_linear(const QuantizedJob&, int first_panel, int last_panel, int first_row,
+                        int last_row);
 
 const KernelTable& portable_kernels();
 const KernelTable& avx2_kernels();

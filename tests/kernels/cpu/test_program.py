@@ -11,6 +11,7 @@ import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
 from ramet.kernels.ops import AttentionShape, Kernels, StepInputs
+from ramet.kernels.quantization import QuantizedWeight, quantize
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=24, block_size=4)
 HIDDEN, WIDTH, VOCAB, NUM_BLOCKS = 40, 56, 70, 64
@@ -19,17 +20,18 @@ HIDDEN, WIDTH, VOCAB, NUM_BLOCKS = 40, 56, 70, 64
 class Model:
     """Two layers that use every op: one with rotation, one with norms of heads and of results."""
 
-    def __init__(self, kernels: CpuKernels, dtype: torch.dtype) -> None:
+    def __init__(self, kernels: CpuKernels, dtype: torch.dtype, bits: int | None = None) -> None:
+        self.bits = bits
         self.generator = torch.Generator().manual_seed(11)
         self.kernels, self.dtype = kernels, dtype
         size = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
         q_size = SHAPE.num_heads * SHAPE.head_dim
-        self.embedding = kernels.pack_linear(self.randn(VOCAB, HIDDEN))
-        self.qkv = kernels.pack_linear(self.randn(size, HIDDEN), self.randn(size))
-        self.output = kernels.pack_linear(self.randn(HIDDEN, q_size))
-        self.gate_up = kernels.pack_gated_linear(self.randn(2 * WIDTH, HIDDEN))
-        self.gate_up_apart = kernels.pack_linear(self.randn(2 * WIDTH, HIDDEN))
-        self.down = kernels.pack_linear(self.randn(HIDDEN, WIDTH))
+        self.embedding = kernels.pack_linear(self.weight(VOCAB, HIDDEN))
+        self.qkv = kernels.pack_linear(self.weight(size, HIDDEN), self.randn(size))
+        self.output = kernels.pack_linear(self.weight(HIDDEN, q_size))
+        self.gate_up = kernels.pack_gated_linear(self.weight(2 * WIDTH, HIDDEN))
+        self.gate_up_apart = kernels.pack_linear(self.weight(2 * WIDTH, HIDDEN))
+        self.down = kernels.pack_linear(self.weight(HIDDEN, WIDTH))
         # Strided, so that what is read is a copy, which only the recording keeps.
         self.norm = torch.rand(2 * HIDDEN, generator=self.generator)[::2]
         self.head_norm = torch.rand(SHAPE.head_dim, generator=self.generator) + 0.5
@@ -39,6 +41,10 @@ class Model:
     def randn(self, *shape: int) -> torch.Tensor:
         wide = torch.randn(shape, generator=self.generator) / math.sqrt(shape[-1])
         return wide.to(self.dtype)
+
+    def weight(self, *shape: int) -> torch.Tensor | QuantizedWeight:
+        dense = self.randn(*shape)
+        return dense if self.bits is None else quantize(dense, self.bits)
 
     def reset(self) -> None:
         size = (4, NUM_BLOCKS, SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
@@ -121,8 +127,11 @@ class Model:
         return steps
 
 
-def test_replay_has_the_bits_of_op_by_op(kernels: CpuKernels, dtype: torch.dtype) -> None:
-    model = Model(kernels, dtype)
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_replay_has_the_bits_of_op_by_op(
+    kernels: CpuKernels, dtype: torch.dtype, bits: int | None
+) -> None:
+    model = Model(kernels, dtype, bits)
     steps = model.steps()
     expected = [model.forward(kernels, step) for step in steps]
     caches = model.caches.clone()

@@ -1,0 +1,70 @@
+#include "quantized_ops.h"
+
+#include "quantized_job.h"
+
+namespace ramet {
+namespace {
+
+// Activations of one row block: they stay in a core's second-level cache while panels pass by.
+constexpr std::size_t kRowBlockBytes = std::size_t{256} << 10;
+constexpr int kTasksPerThread = 4;
+// Elements below which handing work to other threads costs more than it saves.
+constexpr int kMinElements = 1 << 14;
+
+QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
+                        const LinearCall& call) {
+    ThreadPool& pool = compute.pool;
+    const std::size_t num_tiles =
+        static_cast<std::size_t>(ceil_div(call.num_rows, kTileRows)) * weight.num_groups();
+    auto* tiles =
+        static_cast<QuantizedTile*>(pool.activations().reserve(num_tiles * sizeof(QuantizedTile)));
+    const QuantizeJob job{weight.dtype(), call.x, call.x_stride, weight.in_features(), tiles};
+    const int piece = larger(larger(1, kMinElements / weight.in_features()),
+                             ceil_div(call.num_rows, pool.size() * kTasksPerThread));
+    pool.run(ceil_div(call.num_rows, piece), [&](int task, int) {
+        compute.kernels.quantize(job, task * piece, smaller(call.num_rows, (task + 1) * piece));
+    });
+    return tiles;
+}
+
+// Panels of a task: some tasks for each thread, as many for one as for another where that can be.
+int panels_per_task(int num_panels, int num_threads) {
+    const int fewest = larger(1, num_panels / (num_threads * kTasksPerThread));
+    for (int panels = fewest; panels < 2 * fewest; ++panels) {
+        if (ceil_div(num_panels, panels) % num_threads == 0) return panels;
+    }
+    return fewest;
+}
+
+}  // namespace
+
+void run_quantized_linear(const Compute& compute, const QuantizedWeight& weight,
+                          const LinearCall& call) {
+    const int num_columns =
+        call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
+    const LinearJob linear{weight.dtype(),       quantize(compute, weight, call),
+                           weight.data(),        weight.num_groups(),
+                           call.num_rows,        num_columns,
+                           weight.bias(),        call.residual,
+                           call.residual_stride, call.activation,
+                           call.out,             call.out_stride,
+                           call.wide_out,        call.softcap};
+    const QuantizedJob job{linear, weight.bits(), weight.has_minimums(), weight.group_bytes()};
+
+    const std::size_t row_bytes = weight.num_groups() * sizeof(QuantizedTile) / kTileRows;
+    const int block_rows = static_cast<int>(
+        larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
+    const int num_blocks = ceil_div(call.num_rows, block_rows);
+    const int num_panels = weight.num_panels();
+    const int panels = panels_per_task(num_panels, compute.pool.size());
+    const int num_pieces = ceil_div(num_panels, panels);
+    compute.pool.run(num_blocks * num_pieces, [&](int task, int) {
+        const int block = task / num_pieces, first_panel = task % num_pieces * panels;
+        compute.kernels.quantized_linear(job, first_panel,
+                                         smaller(num_panels, first_panel + panels),
+                                         block * block_rows,
+                                         smaller(call.num_rows, (block + 1) * block_rows));
+    });
+}
+
+}  // namespace ramet
