@@ -4,15 +4,12 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 
+#include "attention_softmax.h"
 #include "attention_task.h"
-#include "vector_math.h"
 
 namespace ramet {
 namespace {
-
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Running softmax of one row: maximum score (in units of ln 2), sum of weights, weighted values.
 template <class S>

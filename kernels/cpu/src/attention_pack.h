@@ -12,7 +12,7 @@ namespace {
 template <class S, class C, class T>
 class SplitPacker {
   public:
-    // stage: two rows of the padded head dim.
+    // stage: 16 rows of the padded head dim.
     SplitPacker(const AttentionTask& task, T* stage)
         : task_(task),
           stage_(stage),
@@ -35,9 +35,13 @@ class SplitPacker {
     // Goes on to the positions last looked up: they are the ones to be packed.
     void advance() { here_ = next_; }
 
-    // Brings rows of some more of the positions looked up, of the task's heads, nearer. In small portions,
-    // as a processor stops at the first one for which it has no buffer free.
-    void prefetch_some(int num_positions) {
+    // Brings rows of some more of the positions looked up, of the task's heads, nearer: all of them while
+    // the heads of one split are packed. In small portions, as a processor stops at the first one for
+    // which it has no buffer free.
+    void prefetch_some() {
+        constexpr int kPortions = 2 * kSplit / kHalf;
+        const int num_positions =
+            ceil_div(kSplit, kPortions * (task_.last_kv_head - task_.first_kv_head));
         const std::size_t first = task_.first_kv_head * task_.head_dim * sizeof(C);
         const std::size_t last = task_.last_kv_head * task_.head_dim * sizeof(C);
         const int end = smaller(next_.num_prefetched + num_positions, next_.count);
@@ -55,27 +59,29 @@ class SplitPacker {
     // The head whose keys and values are packed from now on.
     void select_head(int kv_head) { head_offset_ = kv_head * task_.head_dim; }
 
-    // Activations: [16 positions each][group of dims][16][32]. Positions past the end are left alone.
+    // [16 positions each][group of dims][32 x 16]. Positions past the end get the last one's, as good as any.
     void pack_keys(int first_group, int last_group, T* out) {
         const int end = smaller(last_group * kGroup, here_.count);
-        with_num_groups([&](auto groups) {
-            const int num_groups = groups.count ? groups.count : padded_dim_ / kGroup;
-            for (int position = first_group * kGroup; position < end; ++position) {
-                const T* source = row(task_.k_cache, here_.offsets[position], 0);
-                T* target = out + position / kTileRows * kSquare * num_groups +
-                            position % kTileRows * kGroup;
-                for (int group = 0; group < num_groups; ++group) {
-                    std::memcpy(target + group * kSquare, source + group * kGroup, kGroup * sizeof(T));
-                }
+        const int num_groups = padded_dim_ / kGroup;
+        for (int position = first_group * kGroup; position < end; position += kHalf) {
+            prefetch_some();
+            const T* rows[kHalf];
+            for (int i = 0; i < kHalf; ++i) {
+                rows[i] = row(task_.k_cache, here_.offsets[smaller(position + i, end - 1)], i);
             }
-        });
+            T* target = out + position / kHalf * kSquare * num_groups;
+            for (int group = 0; group < num_groups; ++group) {
+                turn(rows, group * kGroup, target + group * kSquare);
+            }
+        }
     }
 
-    // Weights: [group of positions][16 dims each][32 x 16]. Positions past the end are zero.
+    // [group of positions][16 dims each][32 x 16]. Positions past the end are zero.
     void pack_values(int first_group, int last_group, T* out) {
         with_num_groups([&](auto groups) {
             const int num_groups = groups.count ? groups.count : padded_dim_ / kGroup;
             for (int position = first_group * kGroup; position < last_group * kGroup; position += 2) {
+                if (position % kHalf == 0) prefetch_some();
                 const T* a = value_row(position, 0);
                 const T* b = value_row(position + 1, 1);
                 T* target = out + position / kGroup * 2 * kSquare * num_groups +
@@ -126,6 +132,23 @@ class SplitPacker {
             S::store(target + d, left <= 0 ? S::zero() : load_upto<S>(source + d, left));
         }
         return target;
+    }
+
+    // 16 rows of 32 elements from `first` on, to squares.
+    static void turn(const bf16* const (&rows)[kHalf], int first, bf16* out) {
+        turn_words(rows, first, out);
+    }
+    static void turn(const float* const (&rows)[kHalf], int first, float* out) {
+        turn_words(rows, first, out);
+        turn_words(rows, first + kHalf, out + kHalf * kHalf);
+    }
+
+    static void turn_words(const T* const (&rows)[kHalf], int first, T* out) {
+        const std::uint32_t* words[kHalf];
+        for (int i = 0; i < kHalf; ++i) {
+            words[i] = reinterpret_cast<const std::uint32_t*>(rows[i] + first);
+        }
+        S::transpose16(words, reinterpret_cast<std::uint32_t*>(out));
     }
 
     static void pack_pair(const bf16* a, const bf16* b, bf16* out) { S::interleave16(a, b, out); }

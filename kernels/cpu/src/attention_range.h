@@ -16,16 +16,19 @@ namespace {
 
 // Queries of elements Q, cache of elements C, products of elements T.
 //
-// Rows are taken in blocks of 16: scores lie as [positions][16 rows], so that a vector holds the same
-// position of different rows, and no sum runs across a vector.
+// Rows are taken in blocks: keys and values of a split are packed once for all of them. Scores and weights
+// lie as [row][position], so that the work is that of the rows which there are.
 template <class S, class P, class Q, class C, class T>
 class AttentionRange {
+    using A = typename P::template Activation<T>;
+    static constexpr int kBlock = P::kBlockRows;
+
   public:
     static std::size_t scratch_size(int head_dim) {
         const std::size_t dim = padded_head_dim(head_dim);
-        return kMaxTaskRows * (dim * (sizeof(T) + sizeof(float)) + 2 * sizeof(float)) +
-               2 * kSplit * dim * sizeof(T) + kHalf * kSplit * (sizeof(T) + 2 * sizeof(float)) +
-               kHalf * kHalf * sizeof(T) * 2 + kHalf * dim * (sizeof(T) + sizeof(float));
+        return kMaxRows * (dim * (sizeof(A) + sizeof(float)) + 2 * sizeof(float)) +
+               2 * kSplit * dim * sizeof(T) + kBlock * kSplit * (sizeof(A) + 2 * sizeof(float)) +
+               kBlock * dim * sizeof(float) + kHalf * dim * sizeof(T);
     }
 
     AttentionRange(const AttentionTask& task, void* scratch)
@@ -35,21 +38,19 @@ class AttentionRange {
           heads_per_token_(task.num_heads / task.num_kv_heads),
           num_rows_(task.num_tokens * heads_per_token_),
           padded_rows_(ceil_div(num_rows_, kHalf) * kHalf),
+          plain_scores_(task.softcap == 0.0f && task.scale > 0.0f),
           next_(static_cast<std::byte*>(scratch)),
-          all_queries_(carve<T>(kMaxTaskRows * dim_)),
-          all_totals_(carve<float>(kMaxTaskRows * dim_)),
-          all_max_(carve<float>(kMaxTaskRows)),
-          all_sum_(carve<float>(kMaxTaskRows)),
+          all_queries_(carve<A>(kMaxRows * dim_)),
+          all_totals_(carve<float>(kMaxRows * dim_)),
+          all_max_(carve<float>(kMaxRows)),
+          all_sum_(carve<float>(kMaxRows)),
           keys_(carve<T>(kSplit * dim_)),
           values_(carve<T>(kSplit * dim_)),
-          weights_(carve<T>(kHalf * kSplit)),
-          scores_(carve<float>(kHalf * kSplit)),
-          next_scores_(carve<float>(kHalf * kSplit)),
-          exponentials_(carve<T>(kSquare)),
-          fresh_(carve<float>(kHalf * dim_)),
-          stage_(carve<T>(kHalf * dim_)),
-          packer_(task, stage_),
-          prefetch_step_(ceil_div(kGroup, task.last_kv_head - task.first_kv_head)) {}
+          weights_(carve<A>(kBlock * kSplit)),
+          scores_(carve<float>(kBlock * kSplit)),
+          next_scores_(carve<float>(kBlock * kSplit)),
+          fresh_(carve<float>(kBlock * dim_)),
+          packer_(task, carve<T>(kHalf * dim_)) {}
 
     void run() {
         scan_rows();
@@ -67,6 +68,9 @@ class AttentionRange {
     }
 
   private:
+    // A block may reach past the last row.
+    static constexpr int kMaxRows = kMaxTaskRows + kBlock;
+
     template <class U>
     U* carve(std::size_t count) {
         U* piece = reinterpret_cast<U*>(next_);
@@ -129,9 +133,9 @@ class AttentionRange {
 
     // The next block from first_row on with a row that sees into the split; empty after the last.
     Block block_from(int first_row, int base) const {
-        for (int row = first_row; row < num_rows_; row += kHalf) {
-            const Block block = block_at(row, smaller(kHalf, num_rows_ - row), lowest_[row / kHalf],
-                                         highest_[row / kHalf], base);
+        for (int row = first_row; row < num_rows_; row += kBlock) {
+            const Block block = block_at(row, smaller(kBlock, num_rows_ - row),
+                                         lowest_[row / kBlock], highest_[row / kBlock], base);
             if (!block.empty()) return block;
         }
         return {num_rows_, 0, 0, 0, false};
@@ -143,8 +147,8 @@ class AttentionRange {
         folds_all_ = true;
         for (int row = 0; row < num_rows_; ++row) {
             const QueryToken& token = token_of(row);
-            const int block = row / kHalf;
-            if (row % kHalf == 0) lowest_[block] = INT_MAX, highest_[block] = 0;
+            const int block = row / kBlock;
+            if (row % kBlock == 0) lowest_[block] = INT_MAX, highest_[block] = 0;
             lowest_[block] = smaller(lowest_[block], token.position);
             highest_[block] = larger(highest_[block], token.position);
             lowest_all_ = smaller(lowest_all_, token.position);
@@ -154,46 +158,23 @@ class AttentionRange {
     }
 
     void load_queries() {
-        for (int first = 0; first < num_rows_; first += kHalf) {
-            for (int r = 0; r < kHalf; ++r) stage_query(first + r, stage_ + r * dim_);
-            for (int group = 0; group < num_groups_; ++group) {
-                pack_query(stage_ + group * kGroup, queries_ + first * dim_ + group * kSquare);
-            }
-        }
+        for (int row = 0; row < num_rows_; ++row) load_query(row, queries_ + row * dim_);
+        const std::size_t num_padding = padded_rows_ - num_rows_;
+        std::memset(queries_ + num_rows_ * dim_, 0, num_padding * dim_ * sizeof(A));
         for (int row = 0; row < padded_rows_; ++row) {
             max_[row] = kMinusInfinity;
             sum_[row] = 0.0f;
         }
-        std::memset(totals_, 0, static_cast<std::size_t>(padded_rows_) * dim_ * sizeof(float));
+        std::memset(totals_, 0, static_cast<std::size_t>(num_rows_) * dim_ * sizeof(float));
     }
 
-    void stage_query(int row, T* target) const {
-        if (row >= num_rows_) {
-            std::memset(target, 0, dim_ * sizeof(T));
-            return;
-        }
+    void load_query(int row, A* target) const {
         const Q* source = static_cast<const Q*>(task_.q) + token_of(row).row * task_.q_token_stride +
                           head_of(row) * task_.q_head_stride;
         for (int d = 0; d < dim_; d += S::W) {
             const int left = task_.head_dim - d;
             S::store(target + d, left <= 0 ? S::zero() : load_upto<S>(source + d, left));
         }
-    }
-
-    void pack_query(const bf16* rows, bf16* out) const { transpose(rows, dim_ / 2, out, kHalf); }
-    void pack_query(const float* rows, float* out) const {
-        transpose(rows, dim_, out, kHalf);
-        transpose(rows + kHalf, dim_, out + kHalf * kHalf, kHalf);
-    }
-
-    // 16 x 16 words; strides in words.
-    template <class U>
-    static void transpose(const U* rows, int stride, U* out, int out_stride) {
-        const std::uint32_t* words[kHalf];
-        for (int i = 0; i < kHalf; ++i) {
-            words[i] = reinterpret_cast<const std::uint32_t*>(rows) + i * stride;
-        }
-        S::transpose16(words, reinterpret_cast<std::uint32_t*>(out), out_stride);
     }
 
     void run_split(int split) {
@@ -214,13 +195,18 @@ class AttentionRange {
         }
     }
 
+    // The scores of the next block are computed while the vectors work on one block's.
     void run_blocks(int split) {
         const int base = split * kSplit;
         Block block = block_from(0, base);
         score(block, block.first_group(), block.last_group(), scores_);
         while (!block.empty()) {
-            const Block next = block_from(block.first_row + kHalf, base);
-            run_block(split, block, next);
+            const Block next = block_from(block.first_row + kBlock, base);
+            alignas(64) float max[kBlock] = {}, sum[kBlock] = {};
+            weigh(block, next, base, max, sum);
+            P::values(weights(), values_, block.first_group(), block.last_group(), block.count, dim_,
+                      fresh_);
+            fold(split, block, max, sum);
             std::swap(scores_, next_scores_);
             block = next;
         }
@@ -230,142 +216,53 @@ class AttentionRange {
         const int first = larger(first_group, block.first_group());
         const int last = smaller(last_group, block.last_group());
         if (first >= last) return;
-        P::scores(keys_, queries_ + block.first_row * dim_, num_groups_, 2 * first, 2 * last, scores);
+        P::scores(queries_ + block.first_row * dim_, keys_, num_groups_, block.count, 2 * first,
+                  2 * last, scores);
     }
 
-    // Computes the scores of the next block as well.
-    void run_block(int split, const Block& block, const Block& next) {
-        alignas(64) float max[kHalf], sum[kHalf];
-        softmax(block, next, split * kSplit, max, sum);
-        P::values(weights_, values_, block.first_group(), block.last_group(), block.count, dim_,
-                  fresh_);
-        fold(split, block, max, sum);
+    // In the scores' place where they are as wide.
+    A* weights() {
+        if constexpr (std::is_same_v<A, float>) {
+            return scores_;
+        } else {
+            return weights_;
+        }
     }
 
-    static constexpr int kVectors = kHalf / S::W;
-
-    // Scores to weights: exponentials of the difference to the row's maximum. The scores of the next
-    // block are computed between them, so that tiles and vectors work at the same time.
-    void softmax(const Block& block, const Block& next, int base, float* max, float* sum) {
+    // Scores to weights, maxima and sums. A group of the next block's scores follows every few rows, so
+    // that tiles and vectors work at the same time.
+    void weigh(const Block& block, const Block& next, int base, float* max, float* sum) {
         const int begin = block.first_group() * kGroup, end = block.last_group() * kGroup;
+        constexpr int kNumGroups = kSplit / kGroup, kRowsPerGroup = kBlock / kNumGroups;
+        for (int r = 0; r < block.count; ++r) {
+            if (r % kRowsPerGroup == 0) {
+                score(next, r / kRowsPerGroup, r / kRowsPerGroup + 1, next_scores_);
+            }
+            weigh_row(block, r, base, begin, end, max + r, sum + r);
+        }
+        score(next, ceil_div(block.count, kRowsPerGroup), kNumGroups, next_scores_);
+    }
+
+    void weigh_row(const Block& block, int r, int base, int begin, int end, float* max, float* sum) {
+        using Softmax = RowSoftmax<S, T>;
+        float* scores = scores_ + r * kSplit;
         float factor = task_.scale * kLog2E;
-        if (task_.softcap != 0.0f || task_.scale <= 0.0f) {
-            transform(begin, end);
+        if (!plain_scores_) {
+            Softmax::transform(scores, begin, end, task_.scale, task_.softcap);
             factor = 1.0f;
         }
-        if (block.partly) mask(block.first_row, base, begin, end);
-        for (int v = 0; v < kVectors; ++v) maximum(v * S::W, begin, end, factor, max);
-        typename S::Reg total[kVectors][kChains];
-        for (int v = 0; v < kVectors; ++v) {
-            for (int i = 0; i < kChains; ++i) total[v][i] = S::zero();
+        if (block.partly) {
+            const int position = token_of(block.first_row + r).position;
+            Softmax::mask(scores, begin, end, low_of(position, base), high_of(position, base));
         }
-        score(next, 0, block.first_group(), next_scores_);
-        for (int group = block.first_group(); group < block.last_group(); ++group) {
-            score(next, group, group + 1, next_scores_);
-            packer_.prefetch_some(prefetch_step_);
-            exponentials(scores_ + group * kSquare, factor, max, total);
-            transpose_weights(weights_ + group * kSquare);
-        }
-        score(next, block.last_group(), kSplit / kGroup, next_scores_);
-        for (int v = 0; v < kVectors; ++v) {
-            S::store(sum + v * S::W, S::add(S::add(total[v][0], total[v][1]),
-                                            S::add(total[v][2], total[v][3])));
-        }
-    }
-
-    // Sums and maxima of every fourth position, so that additions need not wait for each other.
-    static constexpr int kChains = 4;
-
-    void maximum(int lane, int begin, int end, float factor, float* max) const {
-        const float* scores = scores_ + lane;
-        typename S::Reg top[kChains];
-        for (int i = 0; i < kChains; ++i) top[i] = S::load(scores + (begin + i) * kHalf);
-        for (int c = begin + kChains; c < end; c += kChains) {
-            for (int i = 0; i < kChains; ++i) {
-                top[i] = S::max(top[i], S::load(scores + (c + i) * kHalf));
-            }
-        }
-        const auto all = S::max(S::max(top[0], top[1]), S::max(top[2], top[3]));
-        S::store(max + lane, S::mul(all, S::set1(factor)));
-    }
-
-    // Of 32 positions, to exponentials_: [pair of positions][16 rows][2], float [position][16 rows].
-    void exponentials(const float* scores, float factor, const float* max,
-                      typename S::Reg (&total)[kVectors][kChains]) {
-        const auto scale = S::set1(factor);
-        for (int v = 0; v < kVectors; ++v) {
-            // Finite where a row sees nothing, so that the differences are no NaN.
-            const auto top = S::max(S::set1(-1e30f), S::load(max + v * S::W));
-            const auto shift = S::sub(S::zero(), top);
-            for (int c = 0; c < kGroup; c += kChains) {
-                typename S::Reg weight[kChains];
-                for (int i = 0; i < kChains; ++i) {
-                    const auto score = S::load(scores + (c + i) * kHalf + v * S::W);
-                    weight[i] = exponential(S::fma(score, scale, shift), T{});
-                    total[v][i] = S::add(total[v][i], weight[i]);
-                }
-                for (int i = 0; i < kChains; i += 2) {
-                    store_weights(c + i, v * S::W, weight[i], weight[i + 1], exponentials_);
-                }
-            }
-        }
-    }
-
-    static typename S::Reg exponential(typename S::Reg x, bf16) { return exp2_near<S>(x); }
-    static typename S::Reg exponential(typename S::Reg x, float) { return exp2<S>(x); }
-
-    static void store_weights(int position, int lane, typename S::Reg even, typename S::Reg odd,
-                              bf16* out) {
-        S::store_pairs(out + position * kHalf + 2 * lane, even, odd);
-    }
-    static void store_weights(int position, int lane, typename S::Reg even, typename S::Reg odd,
-                              float* out) {
-        S::store(out + position * kHalf + lane, even);
-        S::store(out + (position + 1) * kHalf + lane, odd);
-    }
-
-    // To [16 rows][32 positions].
-    void transpose_weights(bf16* out) const { transpose(exponentials_, kHalf, out, kHalf); }
-    void transpose_weights(float* out) const {
-        transpose(exponentials_, kHalf, out, kGroup);
-        transpose(exponentials_ + kHalf * kHalf, kHalf, out + kHalf, kGroup);
-    }
-
-    void transform(int begin, int end) {
-        for (int i = begin * kHalf; i < end * kHalf; i += S::W) {
-            auto x = S::mul(S::load(scores_ + i), S::set1(task_.scale));
-            if (task_.softcap != 0.0f) {
-                const auto bounded = tanh<S>(S::mul(x, S::set1(1.0f / task_.softcap)));
-                x = S::mul(bounded, S::set1(task_.softcap));
-            }
-            S::store(scores_ + i, S::mul(x, S::set1(kLog2E)));
-        }
-    }
-
-    // Scores of what a row does not see become -infinity: the smaller of the score and an infinity.
-    void mask(int first_row, int base, int begin, int end) {
-        alignas(64) float low[kHalf], high[kHalf];
-        for (int r = 0; r < kHalf; ++r) {
-            const QueryToken& token = token_of(smaller(first_row + r, num_rows_ - 1));
-            low[r] = static_cast<float>(low_of(token.position, base)) - 0.5f;
-            high[r] = static_cast<float>(high_of(token.position, base)) - 0.5f;
-        }
-        const auto infinity = S::set1(-kMinusInfinity);
-        for (int c = begin; c < end; ++c) {
-            const auto column = S::set1(static_cast<float>(c));
-            for (int lane = 0; lane < kHalf; lane += S::W) {
-                float* score = scores_ + c * kHalf + lane;
-                const auto above = S::mul(S::sub(column, S::load(low + lane)), infinity);
-                const auto below = S::mul(S::sub(S::load(high + lane), column), infinity);
-                S::store(score, S::min(S::min(S::load(score), above), below));
-            }
-        }
+        *max = Softmax::maximum(scores, begin, end) * factor;
+        *sum = Softmax::exponentials(scores, begin, end, factor, *max, weights() + r * kSplit);
     }
 
     void fold(int split, const Block& block, const float* max, const float* sum) {
-        alignas(64) float keep[kHalf], take[kHalf];
+        alignas(64) float keep[kBlock], take[kBlock];
         const int first_row = block.first_row;
-        for (int r = 0; r < kHalf; r += S::W) {
+        for (int r = 0; r < block.count; r += S::W) {
             Fold<S>::factors(max_ + first_row + r, sum_ + first_row + r, max + r, sum + r, keep + r,
                              take + r);
         }
@@ -389,31 +286,29 @@ class AttentionRange {
 
     const AttentionTask& task_;
     const int dim_, num_groups_, heads_per_token_, num_rows_, padded_rows_;
+    const bool plain_scores_;  // times a positive scale, nothing else
     std::byte* next_;
     // Of all heads, padded_rows_ each.
-    T* all_queries_;
+    A* all_queries_;
     float* all_totals_;
     float* all_max_;
     float* all_sum_;
     T* keys_;
     T* values_;
-    T* weights_;
+    A* weights_;
     float* scores_;
     float* next_scores_;
-    T* exponentials_;
     float* fresh_;
-    T* stage_;
     SplitPacker<S, C, T> packer_;
-    const int prefetch_step_;  // positions of the next split, so that the first block brings all
     int next_split_ = -1;      // the packer has looked it up
     // The selected head.
     int kv_head_ = 0;
-    T* queries_ = nullptr;
+    A* queries_ = nullptr;
     float* totals_ = nullptr;
     float* max_ = nullptr;
     float* sum_ = nullptr;
     // Positions of the rows, of every block and of all.
-    int lowest_[kMaxTaskRows / kHalf], highest_[kMaxTaskRows / kHalf];
+    int lowest_[kMaxRows / kBlock + 1], highest_[kMaxRows / kBlock + 1];
     int lowest_all_ = 0, highest_all_ = 0;
     bool folds_all_ = true;
 };

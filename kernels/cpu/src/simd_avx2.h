@@ -11,6 +11,7 @@ namespace {
 struct Avx2Simd {
     static constexpr int W = 8;
     using Reg = __m256;
+    static constexpr bool kMultipliesPairs = false;
     struct Pairs {
         __m256 low, high;
     };
@@ -72,18 +73,28 @@ struct Avx2Simd {
         const __m256 normal = _mm256_cmp_ps(n, set1(-126.0f), _CMP_NLT_UQ);
         return _mm256_and_ps(_mm256_mul_ps(a, power), normal);
     }
+    // From -127 on, whose power is written as zero.
+    static Reg bounded_below(Reg x) { return _mm256_max_ps(set1(-127.0f), x); }
     static Reg fraction(Reg x) {
-        const __m256 bounded = _mm256_max_ps(set1(-200.0f), x);
+        const __m256 bounded = bounded_below(x);
         return _mm256_sub_ps(bounded, _mm256_floor_ps(bounded));
     }
     static Reg scale_by_floor(Reg a, Reg x) {
-        return scale_by_power(a, _mm256_floor_ps(_mm256_max_ps(set1(-200.0f), x)));
+        const __m256i n = _mm256_cvtps_epi32(_mm256_floor_ps(bounded_below(x)));
+        const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23);
+        return _mm256_mul_ps(a, _mm256_castsi256_ps(power));
     }
 
     static __m256 low(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
     static __m256 high(__m256i pairs) {
         const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
         return _mm256_castsi256_ps(_mm256_and_si256(pairs, mask));
+    }
+    static Reg load_first(const bf16* pairs) {
+        return low(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
+    }
+    static Reg load_second(const bf16* pairs) {
+        return high(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
     }
     static Pairs load_pairs(const bf16* p) {
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -97,11 +108,28 @@ struct Avx2Simd {
     }
     static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
 
-    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out,
-                            std::size_t stride) {
-        for (int c = 0; c < 16; ++c) {
-            for (int r = 0; r < 16; ++r) out[c * stride + r] = rows[r][c];
+    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
+        for (int half = 0; half < 16; half += 8) {
+            for (int column = 0; column < 16; column += 4) {
+                transpose8x4(rows + half, column, out + column * 16 + half);
+            }
         }
+    }
+    // Four columns of eight rows, to rows of out.
+    static void transpose8x4(const std::uint32_t* const* rows, int column, std::uint32_t* out) {
+        __m256 x[4];
+        for (int i = 0; i < 4; ++i) {
+            const auto* low = reinterpret_cast<const float*>(rows[i] + column);
+            const auto* high = reinterpret_cast<const float*>(rows[i + 4] + column);
+            x[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+        }
+        const __m256 a = _mm256_unpacklo_ps(x[0], x[1]), b = _mm256_unpacklo_ps(x[2], x[3]);
+        const __m256 c = _mm256_unpackhi_ps(x[0], x[1]), d = _mm256_unpackhi_ps(x[2], x[3]);
+        auto* target = reinterpret_cast<float*>(out);
+        _mm256_storeu_ps(target, _mm256_shuffle_ps(a, b, 0x44));
+        _mm256_storeu_ps(target + 16, _mm256_shuffle_ps(a, b, 0xee));
+        _mm256_storeu_ps(target + 32, _mm256_shuffle_ps(c, d, 0x44));
+        _mm256_storeu_ps(target + 48, _mm256_shuffle_ps(c, d, 0xee));
     }
     static void interleave16(const bf16* a, const bf16* b, bf16* out) {
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
@@ -110,16 +138,6 @@ struct Avx2Simd {
         auto* target = reinterpret_cast<__m256i*>(out);
         _mm256_storeu_si256(target, _mm256_permute2x128_si256(low, high, 0x20));
         _mm256_storeu_si256(target + 1, _mm256_permute2x128_si256(low, high, 0x31));
-    }
-    static void store_pairs(bf16* p, Reg even, Reg odd) {
-        bf16 a[W], b[W];
-        store(a, even);
-        store(b, odd);
-        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
-        const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
-        auto* target = reinterpret_cast<__m128i*>(p);
-        _mm_storeu_si128(target, _mm_unpacklo_epi16(x, y));
-        _mm_storeu_si128(target + 1, _mm_unpackhi_epi16(x, y));
     }
 };
 

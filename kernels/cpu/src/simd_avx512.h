@@ -72,6 +72,7 @@ struct Avx512Simd {
     static Reg scale_by_floor(Reg a, Reg x) { return _mm512_scalef_ps(a, x); }
 
 #if defined(__AVX512BF16__)
+    static constexpr bool kMultipliesPairs = true;
     using Pairs = Words;
     static Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
     static Pairs set1_pair(const bf16* p) {
@@ -83,9 +84,12 @@ struct Avx512Simd {
         return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
     }
 #else
+    static constexpr bool kMultipliesPairs = false;
     struct Pairs {
         __m512 low, high;
     };
+    static Reg load_first(const bf16* pairs) { return load_pairs(pairs).low; }
+    static Reg load_second(const bf16* pairs) { return load_pairs(pairs).high; }
     static Pairs split(Words pairs) {
         const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
@@ -101,8 +105,7 @@ struct Avx512Simd {
 #endif
 
     // Four rounds, each exchanging halves at half the distance of the one before.
-    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out,
-                            std::size_t stride) {
+    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
         Words a[16], b[16];
         for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i]);
         for (int i = 0; i < 16; i += 2) {
@@ -122,13 +125,11 @@ struct Avx512Simd {
             b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
         }
         for (int i = 0; i < 4; ++i) {
-            _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
-            _mm512_storeu_si512(out + (i + 4) * stride,
-                                _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
-            _mm512_storeu_si512(out + (i + 8) * stride,
-                                _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
-            _mm512_storeu_si512(out + (i + 12) * stride,
-                                _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
+            std::uint32_t* target = out + i * 16;
+            _mm512_storeu_si512(target, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
+            _mm512_storeu_si512(target + 64, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
+            _mm512_storeu_si512(target + 128, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
+            _mm512_storeu_si512(target + 192, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
         }
     }
     static void interleave16(const bf16* a, const bf16* b, bf16* out) {
@@ -138,21 +139,6 @@ struct Avx512Simd {
         const Words high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16);
         _mm512_storeu_si512(out, _mm512_or_si512(low, high));
     }
-#if defined(__AVX512BF16__)
-    static void store_pairs(bf16* p, Reg even, Reg odd) {
-        const Words order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                             23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        const Words halves = (Words)_mm512_cvtne2ps_pbh(odd, even);
-        _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
-    }
-#else
-    static void store_pairs(bf16* p, Reg even, Reg odd) {
-        bf16 a[W], b[W];
-        store(a, even);
-        store(b, odd);
-        interleave16(a, b, p);
-    }
-#endif
 };
 
 }  // namespace

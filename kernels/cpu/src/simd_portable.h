@@ -13,6 +13,8 @@ struct PortableSimd {
     struct Reg {
         float lane[W];
     };
+    // Whether products take pairs of bfloat16 as they are, without widening them first.
+    static constexpr bool kMultipliesPairs = false;
     struct Pairs {
         Reg low, high;
     };
@@ -110,13 +112,15 @@ struct PortableSimd {
                 make([&](int i) { return to_float(p[2 * i + 1]); })};
     }
     static Pairs set1_pair(const bf16* p) { return {set1(to_float(p[0])), set1(to_float(p[1]))}; }
+    // Of each pair, the first element or the second.
+    static Reg load_first(const bf16* pairs) { return load_pairs(pairs).low; }
+    static Reg load_second(const bf16* pairs) { return load_pairs(pairs).high; }
     static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
 
-    // out[c * stride + r] = rows[r][c] for a square of 16 x 16.
-    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out,
-                            std::size_t stride) {
+    // out[c][r] = rows[r][c] for a square of 16 x 16.
+    static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
         for (int c = 0; c < 16; ++c) {
-            for (int r = 0; r < 16; ++r) out[c * stride + r] = rows[r][c];
+            for (int r = 0; r < 16; ++r) out[c * 16 + r] = rows[r][c];
         }
     }
     // out[2 i] = a[i], out[2 i + 1] = b[i] for 16 elements.
@@ -124,13 +128,6 @@ struct PortableSimd {
         for (int i = 0; i < 16; ++i) {
             out[2 * i] = a[i];
             out[2 * i + 1] = b[i];
-        }
-    }
-    // out[2 i] = even[i], out[2 i + 1] = odd[i], rounded.
-    static void store_pairs(bf16* out, Reg even, Reg odd) {
-        for (int i = 0; i < W; ++i) {
-            out[2 * i] = to_bf16(even.lane[i]);
-            out[2 * i + 1] = to_bf16(odd.lane[i]);
         }
     }
 };
