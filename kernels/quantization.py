@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 GROUP_SIZE = 32
 BITS = (8, 4)
@@ -121,10 +122,13 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype | None = None) -> tor
 
     `dtype` None is that of the weight.
     """
-    scales, minimums = weight.scales.float(), _minimums(weight)
-    columns = torch.arange(weight.shape[1], device=scales.device) // GROUP_SIZE
-    matrix = weight.values.float().mul_(scales[:, columns]).add_(minimums[:, columns])
-    return matrix.to(weight.dtype if dtype is None else dtype)
+    num_rows, num_columns = weight.shape
+    # A short last group is filled up: whole groups are one pass over memory.
+    values = F.pad(weight.values, (0, -num_columns % GROUP_SIZE))
+    groups = values.view(num_rows, -1, GROUP_SIZE).float()
+    groups.mul_(weight.scales.float().unsqueeze(-1)).add_(_minimums(weight).unsqueeze(-1))
+    matrix = groups.flatten(1)[:, :num_columns]
+    return matrix.to(weight.dtype if dtype is None else dtype).contiguous()
 
 
 def take(weight: QuantizedWeight, rows: torch.Tensor) -> QuantizedWeight:
