@@ -12,7 +12,6 @@ how long running requests may go on.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ import zmq
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelNotFound, RequestError
 from ..request import FinishReason, RequestOutput
+from .heap import settle
 from .logs import configure_logging
 from .loop import Core, EngineLoop
 from .messages import EngineStats, FromEngine, StartFailed, StepOutputs, ToEngine
@@ -170,9 +170,7 @@ def load(options: WorkerOptions) -> Core:
     """
     module, _, function = options.core.partition(":")
     core = getattr(import_module(module), function)(options.config, Path(options.cache_dir))
-    # What loading left behind stays for good; the collector need not walk it during steps.
-    gc.collect()
-    gc.freeze()
+    settle()
     return cast(Core, core)
 
 

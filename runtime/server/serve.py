@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -30,6 +29,7 @@ import uvloop
 from ..config import ServerConfig
 from ..engine.background import in_background
 from ..engine.factory import default_cache_dir, open_source
+from ..engine.heap import settle
 from ..engine.messages import EngineInfo
 from ..engine.process import EngineProcess
 from ..errors import ConfigError, InvalidRequest
@@ -251,8 +251,7 @@ def _warm_up(chat_template: ChatTemplate) -> None:
         chat_template.render([{"role": "user", "content": "Hello"}])
     except InvalidRequest as error:
         logger.info("Chat is not available or needs other messages: %s", error)
-    gc.collect()
-    gc.freeze()
+    settle()
 
 
 def _version() -> str:
