@@ -22,6 +22,7 @@ from typing import Any
 from .errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
 POLICIES = ("cache-aware", "fcfs")
 EVICTION_POLICIES = ("lru", "lfu")
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -109,6 +110,12 @@ class ModelOptions:
     dtype: str = option(
         "auto", "Precision of weights and computation: auto, float32, bfloat16, float16.", "Model"
     )
+    quantization: str | None = option(
+        None,
+        "Hold weights in 8 or 4 bits and compute on these: int8 or int4. What a GGUF file stores in as "
+        "few or fewer is taken as it is; embedding and head have 8. Default: none.",
+        "Model",
+    )
     max_model_len: int | None = option(
         None,
         "Most tokens of prompt and output together: 8192, 32k, 32K, or auto: as many of the model's "
@@ -133,6 +140,14 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
+            if self.dtype == "float16":
+                raise ConfigError(
+                    f"quantization {self.quantization} computes in bfloat16 or float32, not in float16.",
+                    param="quantization",
+                    hint="Leave --dtype at auto.",
+                )
         _at_least("max_model_len", self.max_model_len, 1)
         _at_least("num_threads", self.num_threads, 1)
 

@@ -16,6 +16,7 @@ from .terminal import Settings, format_bytes, stdout
 _RELEVANT = (
     "model",
     "dtype",
+    "quantization",
     "max_model_len",
     "block_size",
     "memory_fraction",
@@ -43,9 +44,11 @@ def register(app: typer.Typer, settings: Settings) -> None:
 
         config = from_flags(EngineConfig, values)
         source = resolve(config.model.model, ModelStore(settings.cache_dir))
-        _, fits = plan_engine(config, source)
+        precision, fits = plan_engine(config, source)
         numbers = asdict(fits) | {
             "model": source.name,
+            "dtype": precision.dtype_name,
+            "quantization": precision.quantization,
             "num_tokens": fits.num_tokens,
             "kv_cache_bytes": fits.kv_cache_bytes,
             "num_max_len_requests": fits.num_max_len_requests,
@@ -65,8 +68,9 @@ def _table(numbers: dict[str, Any]) -> Table:
     if numbers["max_model_len"] != numbers["model_max_len"]:
         context += f" (the model's own: {numbers['model_max_len']:,})"
     blocks = f"{numbers['num_blocks']:,} blocks of {numbers['block_size']}"
+    held_as = numbers["quantization"] or numbers["dtype"]
     rows = (
-        ("weights", format_bytes(numbers["weight_bytes"])),
+        ("weights", f"{format_bytes(numbers['weight_bytes'])} as {held_as}"),
         ("KV per token", format_bytes(numbers["kv_bytes_per_token"])),
         ("KV cache", f"{format_bytes(numbers['kv_cache_bytes'])}, {blocks}"),
         ("tokens in the KV cache", f"{numbers['num_tokens']:,}"),

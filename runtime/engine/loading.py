@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 
 import torch
@@ -17,7 +18,7 @@ from ..execution.kv_pool import PagedKVPool
 from ..execution.model_runner import ModelRunner
 from ..execution.sampler import Sampler
 from ..memory_plan import MemoryPlan, available_memory, plan_memory
-from ..models import ModelConfig, load_decoder
+from ..models import ModelConfig, Precision, load_decoder, weight_bytes
 from ..sources.base import ModelSource
 from ..text.tokenizer import Tokenizer
 from .core import EngineCore
@@ -54,24 +55,30 @@ def resolve_dtype(name: str, kernels: ops.Kernels) -> torch.dtype:
     return dtype
 
 
-def plan_engine(config: EngineConfig, source: ModelSource) -> tuple[ModelConfig, MemoryPlan]:
-    """Decide what the engine will hold, from the model's headers alone.
+def resolve_precision(options: ModelOptions, kernels: ops.Kernels) -> Precision:
+    """In what the weights that the options describe are held."""
+    return Precision(resolve_dtype(options.dtype, kernels), options.quantization)
+
+
+def plan_engine(config: EngineConfig, source: ModelSource) -> tuple[Precision, MemoryPlan]:
+    """Decide what the engine will hold, and in what precision, from the model's headers alone.
 
     Raises:
         ConfigError: unknown architecture, or the KV cache cannot hold one request.
     """
     kernels = load_kernels(config.model, torch.device("cpu"))
-    return _plan(config, source, resolve_dtype(config.model.dtype, kernels))
+    precision = resolve_precision(config.model, kernels)
+    return precision, _plan(config, source, precision)[1]
 
 
 def _plan(
-    config: EngineConfig, source: ModelSource, dtype: torch.dtype
+    config: EngineConfig, source: ModelSource, precision: Precision
 ) -> tuple[ModelConfig, MemoryPlan]:
     model = ModelConfig.from_hf(source.config())
     plan = plan_memory(
         cache=config.cache,
-        kv_bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
-        weight_bytes=source.weight_bytes(dtype.itemsize),
+        kv_bytes_per_token=model.kv_bytes_per_token(precision.dtype.itemsize),
+        weight_bytes=weight_bytes(source, model, precision),
         model_max_len=model.max_position_embeddings,
         max_model_len=config.model.max_model_len,
         available_bytes=available_memory(),
@@ -97,13 +104,19 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
     # Two pools of threads on the same cores slow each other down; the native kernels have their own.
     threads = 1 if kernels.name == "cpu" else config.model.num_threads or num_physical_cores()
     torch.set_num_threads(threads)
-    dtype = resolve_dtype(config.model.dtype, kernels)
-    model_config, plan = _plan(config, source, dtype)
+    precision = resolve_precision(config.model, kernels)
+    model_config, plan = _plan(config, source, precision)
+    if precision.quantization is not None and kernels.name != "cpu":
+        logger.warning(
+            "kernels %r expand quantized weights at every use: they save memory and are slow.",
+            kernels.name,
+        )
+    _hint_at_stored(source, model_config, precision, plan.weight_bytes)
     tokenizer = Tokenizer(source.tokenizer())
     model = load_decoder(
         source,
         model_config,
-        dtype=dtype,
+        precision=precision,
         device=device,
         kernels=kernels,
         max_positions=plan.max_model_len,
@@ -114,7 +127,7 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         block_size=config.cache.block_size,
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
-        dtype=dtype,
+        dtype=precision.dtype,
         device=device,
     )
     cache = PrefixCache(
@@ -136,7 +149,8 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         vocab_size=model_config.vocab_size,
         num_blocks=plan.num_blocks,
         block_size=config.cache.block_size,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=precision.dtype_name,
+        quantization=precision.quantization,
         device=str(device),
         kernels=kernels.name,
         eos_token_ids=eos_token_ids,
@@ -165,4 +179,25 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         tokenizer=tokenizer,
         seed=config.model.seed,
         share_inflight=config.cache.enable_prefix_cache,
+    )
+
+
+def _hint_at_stored(
+    source: ModelSource, config: ModelConfig, precision: Precision, num_bytes: int
+) -> None:
+    """Tell whoever serves a quantized file that it need not be expanded."""
+    if precision.quantization is not None or precision.dtype == torch.float16:
+        return
+    widths = [tensor.bits for tensor in source.stored().values() if tensor.bits is not None]
+    if not widths:
+        return
+    name = f"int{statistics.mode(widths)}"
+    smaller = weight_bytes(source, config, Precision(precision.dtype, name))
+    logger.info(
+        "The file's weights are quantized and are expanded to %.0f MB of %s; "
+        "--quantization %s would compute on them as they are, in %.0f MB.",
+        num_bytes / 1e6,
+        precision.dtype_name,
+        name,
+        smaller / 1e6,
     )

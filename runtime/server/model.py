@@ -54,6 +54,7 @@ class ServedModel:
             info.model_name,
             info.weight_bytes,
             info.dtype,
+            info.quantization,
             info.device,
             info.kernels,
             info.max_model_len,

@@ -129,12 +129,13 @@ def ready_line(name: str, address: tuple[str, int], info: EngineInfo) -> str:
     host, port = address
     shown = f"[{host}]" if ":" in host else host
     num_requests = info.num_blocks // blocks_for(info.max_model_len, info.block_size)
+    weights = f"{info.quantization} weights, " if info.quantization else ""
     return (
         f"Serving {name} at http://{shown}:{port} "
         f"(context {info.max_model_len:,} tokens; "
         f"KV cache {info.num_blocks * info.block_size:,} tokens, "
         f"room for {num_requests:,} {'request' if num_requests == 1 else 'requests'} of full length; "
-        f"{info.dtype} on {info.device}, loaded in {info.load_seconds:.1f} s)"
+        f"{weights}{info.dtype} on {info.device}, loaded in {info.load_seconds:.1f} s)"
     )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer as FastTokenizer
 
+    from ramet.kernels.quantization import QuantizedWeight
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
@@ -31,6 +33,19 @@ class TokenizerFiles:
     config: dict[str, Any]
     chat_template: str | None
     special_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a file's header says of one tensor.
+
+    Attributes:
+        shape: outermost dimension first.
+        bits: 4 or 8 where `ModelSource.tensors` can yield it still quantized, else None.
+    """
+
+    shape: tuple[int, ...]
+    bits: int | None = None
 
 
 class ModelSource(Protocol):
@@ -50,11 +65,20 @@ class ModelSource(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a generation: of generation_config.json, else config.json, else the tokenizer."""
 
-    def weight_bytes(self, bytes_per_element: int) -> int:
-        """Bytes that all weights take at that precision, from the headers alone."""
+    def stored(self) -> dict[str, StoredTensor]:
+        """Every tensor that `tensors` will yield, by name, from the headers alone.
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        Raises:
+            ConfigError: as `tensors`.
+        """
+
+    def tensors(
+        self, *, quantized: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
         """Every tensor under its Hugging Face name, one at a time; GGUF ones dequantized to float32.
+
+        Args:
+            quantized: yield those that have `StoredTensor.bits` as a `QuantizedWeight` of the same values.
 
         Raises:
             ConfigError: a shard is missing or cut short; names the file.

@@ -209,4 +209,4 @@ def _check_whole(folder: Path, file: str | None) -> None:
     else:
         source = HfDirectory(folder)
         source.config()
-        source.weight_bytes(1)
+        source.stored()

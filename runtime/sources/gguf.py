@@ -1,19 +1,20 @@
 """A model in one GGUF file.
 
 It puts together what the modules beside it read: the container (gguf_reader), the configuration
-(gguf_config), names and row order (gguf_tensors) and the tokenizer (gguf_tokenizer).
+(gguf_config), names and row order (gguf_tensors), weights that stay quantized (gguf_quantized) and the
+tokenizer (gguf_tokenizer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .base import TokenizerFiles
+from .base import StoredTensor, TokenizerFiles
 from .gguf_config import Facts, architecture_of, build_config
+from .gguf_quantized import EXACT, STORED_BITS, to_quantized
 from .gguf_reader import GgufReader
 from .gguf_tensors import CONFIG_TENSORS, hf_name, is_norm, is_rotated, unpermute
 from .gguf_tokenizer import GgufVocabulary, build_tokenizer
@@ -21,9 +22,11 @@ from .gguf_tokenizer import GgufVocabulary, build_tokenizer
 if TYPE_CHECKING:
     import torch
 
+    from ramet.kernels.quantization import QuantizedWeight
+
 
 class GgufFile:
-    """A `ModelSource` over one GGUF file; tensors are expanded to float32.
+    """A `ModelSource` over one GGUF file; tensors are expanded to float32 unless asked for as stored.
 
     Args:
         path: the file.
@@ -37,7 +40,6 @@ class GgufFile:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self._name = path.stem if name is None else name
-        # The quantized data stays reachable: `reader.raw(tensor)` with `tensor.qtype`.
         self.reader = GgufReader(path)
         self._architecture = architecture_of(self.reader)
 
@@ -62,33 +64,62 @@ class GgufFile:
         """
         return GgufVocabulary(self.reader).end_ids()
 
-    def weight_bytes(self, bytes_per_element: int) -> int:
-        """Bytes that all weights take at that precision, once expanded."""
-        tensors = self.reader.tensors.values()
-        return bytes_per_element * sum(
-            prod(tensor.shape) for tensor in tensors if tensor.name not in CONFIG_TENSORS
-        )
+    def stored(self) -> dict[str, StoredTensor]:
+        """The shape of every tensor, and the bits of those that need not be expanded.
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor under its Hugging Face name, one at a time, float32, in Hugging Face's row order.
+        Raises:
+            ConfigError: a tensor has no counterpart.
+        """
+        found = {}
+        for name, renamed in self._hf_names().items():
+            tensor = self.reader.tensors[name]
+            bits = STORED_BITS.get(tensor.qtype) if len(tensor.shape) == 2 else None
+            found[renamed] = StoredTensor(tensor.shape, bits)
+        return found
+
+    def tensors(
+        self, *, quantized: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
+        """Every tensor under its Hugging Face name, one at a time, in Hugging Face's row order.
+
+        Args:
+            quantized: yield those of `gguf_quantized.STORED_BITS` as they are; the others are float32.
 
         Raises:
             ConfigError: a tensor has no counterpart, or its storage type cannot be expanded; before the
                 first is yielded.
         """
-        import torch
-
-        names = self._hf_names()
+        names, table = self._hf_names(), self.stored()
         self.reader.check_types()
         facts = Facts(self.reader, self.reader.metadata["general.architecture"])
         for name, renamed in names.items():
-            values = self.reader.dequantize(self.reader.tensors[name])
+            num_heads = None
             if self._architecture.permuted and is_rotated(name):
-                is_query = ".attn_q." in name
-                values = unpermute(values, facts.num_heads if is_query else facts.num_kv_heads)
-            if self._architecture.norm_offset and is_norm(name):
-                values -= self._architecture.norm_offset
-            yield renamed, torch.from_numpy(values)
+                num_heads = facts.num_heads if ".attn_q." in name else facts.num_kv_heads
+            if quantized and table[renamed].bits is not None:
+                yield renamed, self._quantized(name, num_heads)
+            else:
+                yield renamed, self._expanded(name, num_heads)
+
+    def _quantized(self, name: str, num_heads: int | None) -> QuantizedWeight:
+        tensor = self.reader.tensors[name]
+        return to_quantized(self.reader.raw(tensor), tensor.qtype, num_heads)
+
+    def _expanded(self, name: str, num_heads: int | None) -> torch.Tensor:
+        import torch
+
+        tensor = self.reader.tensors[name]
+        if tensor.qtype in EXACT and len(tensor.shape) == 2:
+            # The same values in half the time.
+            from ramet.kernels.quantization import dequantize
+
+            return dequantize(self._quantized(name, num_heads), torch.float32)
+        values = self.reader.dequantize(tensor)
+        if num_heads is not None:
+            values = unpermute(values, num_heads)
+        if self._architecture.norm_offset and is_norm(name):
+            values -= self._architecture.norm_offset
+        return torch.from_numpy(values)
 
     def _hf_names(self) -> dict[str, str]:
         names = {}

@@ -6,12 +6,11 @@ Pickled weights are refused. It loads nothing until asked, and one tensor at a t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .base import TokenizerFiles
+from .base import StoredTensor, TokenizerFiles
 from .hf_tokenizer import read_tokenizer, read_tokenizer_config
 from .json_files import read_json, read_json_if_there
 from .safetensors_files import find_weights
@@ -66,22 +65,22 @@ class HfDirectory:
         index = None if token is None else self.tokenizer().fast.token_to_id(token)
         return () if index is None else (index,)
 
-    def weight_bytes(self, bytes_per_element: int) -> int:
-        """Bytes that all weights take at that precision, from the headers alone.
+    def stored(self) -> dict[str, StoredTensor]:
+        """The shape of every tensor, from the headers alone.
 
         Raises:
             ConfigError: a weight file is missing, pickled, damaged or cut short; names it.
         """
         files = find_weights(self.path)
-        return bytes_per_element * sum(
-            prod(shape) for file in files for shape in file.shapes.values()
-        )
+        return {name: StoredTensor(shape) for file in files for name, shape in file.shapes.items()}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, one at a time, as stored; the memory is mapped from the file.
 
+        None of them is quantized, whatever is asked.
+
         Raises:
-            ConfigError: as `weight_bytes`, before the first tensor is yielded.
+            ConfigError: as `stored`, before the first tensor is yielded.
         """
         from safetensors import safe_open
 

@@ -84,6 +84,26 @@ def test_plan_of_the_real_model(ramet: Ramet, smollm2_path: Path) -> None:
 
 
 @pytest.mark.real_model
+def test_plan_of_the_real_model_in_few_bits(ramet: Ramet, smollm2_path: Path) -> None:
+    flags = ("plan", str(smollm2_path), "--kv-cache-memory", "1GiB", "--dtype", "bfloat16")
+    norms, vocab, hidden = 61 * 576 * 4, 49152, 576
+    layers = 30 * (576 * (576 + 2 * 192 + 576) + 3 * 576 * 1536)
+    for quantization, num_bytes in (
+        (None, 2 * (vocab * hidden + layers)),
+        # The file's own: tables of 8.5 bits, products of 5; int8 has no use for more.
+        ("int8", (vocab * hidden * 17 + layers * 10) // 16),
+        ("int4", (vocab * hidden * 17 + layers * 10) // 16),
+    ):
+        more = () if quantization is None else ("--quantization", quantization)
+        shown = ramet(*flags, *more, "--json")
+        assert shown.code == 0, shown.err
+        plan = json.loads(shown.out)
+        assert (plan["dtype"], plan["quantization"]) == ("bfloat16", quantization)
+        assert plan["weight_bytes"] == num_bytes + norms
+        assert f"as {quantization or 'bfloat16'}" in ramet(*flags, *more).out
+
+
+@pytest.mark.real_model
 def test_plan_that_does_not_fit_names_the_longest_that_would(
     ramet: Ramet, smollm2_path: Path
 ) -> None:

@@ -49,7 +49,8 @@ def test_every_described_field_has_a_flag() -> None:
 
 def test_every_flag_reaches_its_field() -> None:
     config = parse(
-        "some/model", "--dtype=bfloat16", "--max-model-len=32k", "--seed=3", "--cpu-threads=2",
+        "some/model", "--dtype=bfloat16", "--quantization=int4", "--max-model-len=32k", "--seed=3",
+        "--cpu-threads=2",
         "--block-size=8", "--gpu-memory-utilization=0.25", "--kv-cache-memory=2GiB",
         "--no-prefix-cache", "--eviction-policy=lfu", "--max-num-seqs=4",
         "--max-num-batched-tokens=99", "--schedule-policy=fcfs", "--max-overtakes=5",
@@ -58,6 +59,7 @@ def test_every_flag_reaches_its_field() -> None:
     )  # fmt: skip
     model, cache, scheduler = config.engine.model, config.engine.cache, config.engine.scheduler
     assert (model.model, model.dtype, model.max_model_len) == ("some/model", "bfloat16", 32_000)
+    assert model.quantization == "int4"
     assert (model.seed, model.num_threads, model.auto_length) == (3, 2, False)
     assert (cache.block_size, cache.memory_fraction) == (8, 0.25)
     assert cache.kv_cache_memory == 2 * 1024**3

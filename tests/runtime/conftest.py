@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from ramet.runtime.sources.base import TokenizerFiles
+from ramet.runtime.sources.base import StoredTensor, TokenizerFiles
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -85,10 +85,10 @@ class TinySource:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (2,)
 
-    def weight_bytes(self, bytes_per_element: int) -> int:
-        return bytes_per_element * sum(tensor.numel() for _, tensor in self.tensors())
+    def stored(self) -> dict[str, StoredTensor]:
+        return {name: StoredTensor(tuple(tensor.shape)) for name, tensor in self.tensors()}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         generator = torch.Generator().manual_seed(self.seed)
 
         def random(*shape: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Invariant: with the native kernels the logits of a token depend on its prefix alone, to the bit.
 
 Log-probabilities of ten candidates stand for the logits: if any bit of them differs, so does what was
-computed. Every instruction set of this machine is compared with itself, in bfloat16 and float32.
+computed. Every instruction set of this machine is compared with itself, in bfloat16 and float32, and with
+weights of 8 and 4 bits.
 """
 
 from __future__ import annotations
@@ -85,9 +86,19 @@ def isa(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["bfloat16", "float32"])
+@pytest.fixture(
+    params=[
+        ("bfloat16", None),
+        ("float32", None),
+        ("bfloat16", "int8"),
+        ("bfloat16", "int4"),
+        ("float32", "int4"),
+    ],
+    ids=lambda precision: "-".join(filter(None, precision)),
+)
 def load(request: pytest.FixtureRequest, isa: str, tiny_source: Any) -> Load:
-    element = torch.finfo(getattr(torch, request.param)).bits // 8
+    dtype, quantization = request.param
+    element = torch.finfo(getattr(torch, dtype)).bits // 8
 
     def make(
         num_tokens: int = 4096,
@@ -98,7 +109,8 @@ def load(request: pytest.FixtureRequest, isa: str, tiny_source: Any) -> Load:
         config = EngineConfig(
             model=ModelOptions(
                 model="tiny",
-                dtype=request.param,
+                dtype=dtype,
+                quantization=quantization,
                 kernels=f"cpu:{isa}",
                 max_model_len=max_model_len,
                 num_threads=2,

@@ -46,9 +46,34 @@ def test_the_library_opens_a_folder_with_options(tiny_folder: Path, tmp_path: Pa
         assert len(completion.token_ids) == 4
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_library_quantizes_when_asked(
+    tiny_folder: Path, tmp_path: Path, quantization: str
+) -> None:
+    sizes = []
+    for asked in (None, quantization):
+        with Engine(
+            tiny_folder,
+            cache_dir=tmp_path,
+            quantization=asked,
+            kernels="reference",
+            kv_cache_memory=MEGABYTE,
+            num_threads=1,
+        ) as engine:
+            assert engine.info.quantization == asked
+            sizes.append(engine.info.weight_bytes)
+            completion = engine.generate("hello", temperature=0, max_tokens=4, ignore_eos=True)
+            assert len(completion.token_ids) == 4
+    assert sizes[1] < sizes[0] / 2
+
+
 def test_an_engine_that_cannot_work_raises(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max-model-len"):
         Engine(tiny_folder, cache_dir=tmp_path, kv_cache_memory=1024, num_threads=1)
+    with pytest.raises(ConfigError, match="quantization must be one of int8, int4, not 'fp8'"):
+        Engine(tiny_folder, cache_dir=tmp_path, quantization="fp8")
+    with pytest.raises(ConfigError, match="int4 computes in bfloat16 or float32, not in float16"):
+        Engine(tiny_folder, cache_dir=tmp_path, quantization="int4", dtype="float16")
     with pytest.raises(TypeError, match="'temperature'"):
         Engine(tiny_folder, cache_dir=tmp_path, temperature=0)
 

@@ -14,8 +14,8 @@ from ramet.kernels import ops
 from ramet.runtime.errors import ConfigError
 from ramet.runtime.execution.batch import ForwardBatch
 from ramet.runtime.execution.kv_pool import PagedKVPool
-from ramet.runtime.models import Decoder, ModelConfig, load_decoder
-from ramet.runtime.sources.base import TokenizerFiles
+from ramet.runtime.models import Decoder, ModelConfig, Precision, load_decoder
+from ramet.runtime.sources.base import StoredTensor, TokenizerFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,10 +51,10 @@ class MemorySource:
     def eos_token_ids(self) -> tuple[int, ...]:
         return (2,)
 
-    def weight_bytes(self, bytes_per_element: int) -> int:
-        return bytes_per_element * sum(tensor.numel() for tensor in self._tensors.values())
+    def stored(self) -> dict[str, StoredTensor]:
+        return {name: StoredTensor(tuple(value.shape)) for name, value in self._tensors.items()}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._tensors.items()
 
     def tokenizer(self) -> TokenizerFiles:
@@ -140,11 +140,12 @@ class TinyModel:
         dtype: torch.dtype = torch.float32,
         kernels: str = "auto",
         max_positions: int | None = None,
+        quantization: str | None = None,
     ) -> Decoder:
         return load_decoder(
             MemorySource(self.hf_config, self.tensors()),
             ModelConfig.from_hf(self.hf_config),
-            dtype=dtype,
+            precision=Precision(dtype, quantization),
             device=CPU,
             kernels=ops.load(kernels, CPU),
             max_positions=max_positions,

@@ -11,7 +11,8 @@ import torch
 
 from ramet.kernels import ops
 from ramet.runtime.errors import ConfigError
-from ramet.runtime.models import Decoder, ModelConfig, load_decoder
+from ramet.runtime.models import Decoder, ModelConfig, Precision, load_decoder
+from ramet.runtime.sources.base import StoredTensor
 
 CPU = torch.device("cpu")
 PROMPT = list(range(3, 23))
@@ -23,7 +24,9 @@ def load(memory_source: Callable[..., Any]) -> Callable[..., Decoder]:
         return load_decoder(
             memory_source(model.hf_config, tensors),
             ModelConfig.from_hf(model.hf_config),
-            dtype=options.pop("dtype", torch.float32),
+            precision=Precision(
+                options.pop("dtype", torch.float32), options.pop("quantization", None)
+            ),
             device=CPU,
             kernels=ops.load("reference", CPU),
             **options,
@@ -134,7 +137,10 @@ class GivenTwice:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def stored(self) -> dict[str, StoredTensor]:
+        return {name: StoredTensor(tuple(value.shape)) for name, value in self._tensors.items()}
+
+    def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._tensors.items():
             yield name, tensor
             if name == "model.norm.weight":
@@ -145,7 +151,7 @@ def load_from(source: Any, model: Any) -> Decoder:
     return load_decoder(
         source,
         ModelConfig.from_hf(model.hf_config),
-        dtype=torch.float32,
+        precision=Precision(torch.float32),
         device=CPU,
         kernels=ops.load("reference", CPU),
     )
@@ -164,7 +170,10 @@ class OneAtATime:
         self._given: list[weakref.ref[torch.Tensor]] = []
         self.most_alive = 0
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def stored(self) -> dict[str, StoredTensor]:
+        return {name: StoredTensor(tuple(value.shape)) for name, value in self._tensors.items()}
+
+    def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self._tensors:
             alive = sum(given() is not None for given in self._given)
             self.most_alive = max(self.most_alive, alive)

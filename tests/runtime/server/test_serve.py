@@ -331,6 +331,24 @@ def test_an_address_that_is_not_ours_is_told(host: str, words: str) -> None:
         listen(host, 0)
 
 
+def engine_info(num_blocks: int = 513, quantization: str | None = None) -> EngineInfo:
+    return EngineInfo(
+        model_name="m",
+        max_model_len=8192,
+        vocab_size=10,
+        num_blocks=num_blocks,
+        block_size=16,
+        dtype="float32",
+        quantization=quantization,
+        device="cpu",
+        kernels="reference",
+        eos_token_ids=(2,),
+        weight_bytes=1,
+        kv_cache_bytes=1,
+        load_seconds=1.25,
+    )
+
+
 @pytest.mark.parametrize(
     ("host", "num_blocks", "expected"),
     [
@@ -346,18 +364,10 @@ def test_an_address_that_is_not_ours_is_told(host: str, words: str) -> None:
     ],
 )
 def test_the_ready_line_tells_where_and_how_much(host: str, num_blocks: int, expected: str) -> None:
-    info = EngineInfo(
-        model_name="m",
-        max_model_len=8192,
-        vocab_size=10,
-        num_blocks=num_blocks,
-        block_size=16,
-        dtype="float32",
-        device="cpu",
-        kernels="reference",
-        eos_token_ids=(2,),
-        weight_bytes=1,
-        kv_cache_bytes=1,
-        load_seconds=1.25,
-    )
-    assert expected in ready_line("m", (host, 80), info)
+    assert expected in ready_line("m", (host, 80), engine_info(num_blocks=num_blocks))
+
+
+def test_the_ready_line_tells_the_precision() -> None:
+    assert "; float32 on cpu" in ready_line("m", ("::1", 80), engine_info())
+    quantized = ready_line("m", ("::1", 80), engine_info(quantization="int4"))
+    assert "; int4 weights, float32 on cpu" in quantized

@@ -8,20 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from ramet.kernels.quantization import QuantizedWeight, dequantize
 from ramet.runtime.errors import ConfigError
+from ramet.runtime.sources.base import StoredTensor
 from ramet.runtime.sources.gguf import GgufFile
 
 WriteGguf = Callable[..., Path]
 Arrays = dict[str, NDArray[np.float32]]
+EXACT = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]
+
+
+def expanded(source: GgufFile) -> dict[str, torch.Tensor]:
+    """All tensors of a file, none of them still quantized."""
+    tensors = {}
+    for name, tensor in source.tensors():
+        assert isinstance(tensor, torch.Tensor)
+        tensors[name] = tensor
+    return tensors
 
 
 def test_tensors_come_back_under_hugging_face_names_and_order(
     write_gguf: WriteGguf, gguf_arrays: Arrays, hf_arrays: Arrays
 ) -> None:
-    tensors = dict(GgufFile(write_gguf(gguf_arrays)).tensors())
+    tensors = expanded(GgufFile(write_gguf(gguf_arrays)))
     assert tensors.keys() == hf_arrays.keys()
     for name, values in hf_arrays.items():
         assert np.array_equal(tensors[name].numpy(), values), name
@@ -31,7 +44,7 @@ def test_quantized_queries_are_unpermuted_too(
     write_gguf: WriteGguf, gguf_arrays: Arrays, hf_arrays: Arrays
 ) -> None:
     qtypes = {f"blk.0.attn_{part}.weight": GGMLQuantizationType.Q8_0 for part in "qkv"}
-    tensors = dict(GgufFile(write_gguf(gguf_arrays, qtypes=qtypes)).tensors())
+    tensors = expanded(GgufFile(write_gguf(gguf_arrays, qtypes=qtypes)))
     for part in "qkv":
         name = f"model.layers.0.self_attn.{part}_proj.weight"
         np.testing.assert_allclose(tensors[name].numpy(), hf_arrays[name], atol=0.02)
@@ -47,7 +60,7 @@ def test_bias_of_queries_is_unpermuted_too(write_gguf: WriteGguf, gguf_arrays: A
         "embedding_length": 8,
     }
     path = write_gguf({"blk.0.attn_k.bias": stored}, metadata=metadata)
-    tensors = dict(GgufFile(path).tensors())
+    tensors = expanded(GgufFile(path))
     assert tensors["model.layers.0.self_attn.k_proj.bias"].tolist() == list(range(8))
 
 
@@ -57,7 +70,7 @@ def test_qwen_rows_stay_as_they_are(
     query = hf_arrays["model.layers.0.self_attn.q_proj.weight"]
     path = write_gguf({"blk.0.attn_q.weight": query}, arch="qwen2", metadata=llama_metadata)
     assert np.array_equal(
-        dict(GgufFile(path).tensors())["model.layers.0.self_attn.q_proj.weight"].numpy(), query
+        expanded(GgufFile(path))["model.layers.0.self_attn.q_proj.weight"].numpy(), query
     )
 
 
@@ -73,7 +86,7 @@ def test_gemma_norms_lose_the_one_that_the_converter_added(write_gguf: WriteGguf
         "blk.0.attn_k_norm": "model.layers.0.self_attn.k_norm",
     }
     tensors = {f"{name}.weight": ones for name in names} | {"token_embd.weight": ones[None]}
-    loaded = dict(GgufFile(write_gguf(tensors, arch="gemma3", metadata={})).tensors())
+    loaded = expanded(GgufFile(write_gguf(tensors, arch="gemma3", metadata={})))
     for name in names.values():
         assert loaded[f"{name}.weight"].tolist() == [0.0, 0.5, -1.0]
     assert loaded["model.embed_tokens.weight"].tolist() == [[1.0, 1.5, 0.0]]
@@ -82,7 +95,7 @@ def test_gemma_norms_lose_the_one_that_the_converter_added(write_gguf: WriteGguf
 def test_phi3_fused_tensors_keep_their_fusion(write_gguf: WriteGguf) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(4, 2)
     tensors = {"blk.1.attn_qkv.weight": rows, "blk.1.ffn_up.weight": rows}
-    loaded = dict(GgufFile(write_gguf(tensors, arch="phi3", metadata={})).tensors())
+    loaded = expanded(GgufFile(write_gguf(tensors, arch="phi3", metadata={})))
     assert loaded.keys() == {
         "model.layers.1.self_attn.qkv_proj.weight",
         "model.layers.1.mlp.gate_up_proj.weight",
@@ -98,15 +111,43 @@ def test_unknown_tensor_is_named_before_any_is_yielded(
         next(iter(GgufFile(path).tensors()))
 
 
-def test_weight_bytes_count_every_element_once_expanded(
+def test_header_tells_shapes_and_bits(write_gguf: WriteGguf, gguf_arrays: Arrays) -> None:
+    qtypes = {
+        "token_embd.weight": GGMLQuantizationType.Q4_1,
+        "blk.0.attn_q.weight": GGMLQuantizationType.Q8_0,
+        "blk.1.ffn_down.weight": GGMLQuantizationType.BF16,
+        "output_norm.weight": GGMLQuantizationType.Q8_0,
+    }
+    rope = {"rope_freqs.weight": np.ones(8, np.float32)}
+    stored = GgufFile(write_gguf(gguf_arrays | rope, qtypes=qtypes)).stored()
+    assert len(stored) == len(gguf_arrays)
+    assert stored.pop("model.embed_tokens.weight") == StoredTensor((300, 64), 4)
+    assert stored.pop("model.layers.0.self_attn.q_proj.weight") == StoredTensor((64, 64), 8)
+    # A vector is no product, however it is stored.
+    assert stored["model.norm.weight"] == StoredTensor((64,), None)
+    assert {tensor.bits for tensor in stored.values()} == {None}
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("qtype", EXACT, ids=lambda qtype: qtype.name)
+def test_a_tensor_asked_for_as_stored_has_the_same_values_and_rows(
+    write_gguf: WriteGguf, gguf_arrays: Arrays, qtype: GGMLQuantizationType, part: str
+) -> None:
+    source = GgufFile(write_gguf(gguf_arrays, qtypes={f"blk.0.attn_{part}.weight": qtype}))
+    name = f"model.layers.0.self_attn.{part}_proj.weight"
+    weight = dict(source.tensors(quantized=True))[name]
+    assert isinstance(weight, QuantizedWeight) and weight.bits == source.stored()[name].bits
+    torch.testing.assert_close(
+        dequantize(weight, torch.float32), expanded(source)[name], rtol=0, atol=0
+    )
+
+
+def test_what_is_not_held_exactly_comes_expanded_even_if_asked_for_as_stored(
     write_gguf: WriteGguf, gguf_arrays: Arrays
 ) -> None:
-    num_elements = sum(values.size for values in gguf_arrays.values())
-    qtypes = {"token_embd.weight": GGMLQuantizationType.Q4_1}
-    rope = {"rope_freqs.weight": np.ones(8, np.float32)}
-    source = GgufFile(write_gguf(gguf_arrays | rope, qtypes=qtypes))
-    assert source.weight_bytes(2) == 2 * num_elements
-    assert source.weight_bytes(4) == 4 * num_elements
+    qtypes = {"blk.0.attn_q.weight": GGMLQuantizationType.BF16}
+    for name, tensor in GgufFile(write_gguf(gguf_arrays, qtypes=qtypes)).tensors(quantized=True):
+        assert isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32, name
 
 
 def test_name_is_the_file_name_unless_given(write_gguf: WriteGguf, gguf_arrays: Arrays) -> None:

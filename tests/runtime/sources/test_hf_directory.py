@@ -35,9 +35,12 @@ def test_last_shard_cut_short_is_found_before_the_first_tensor(sharded_folder: P
         next(iter(HfDirectory(sharded_folder).tensors()))
 
 
-def test_weight_bytes_come_from_the_headers(hf_folder: Path, hf_tensors: Tensors) -> None:
-    num_elements = sum(values.numel() for values in hf_tensors.values())
-    assert HfDirectory(hf_folder).weight_bytes(2) == 2 * num_elements
+def test_shapes_come_from_the_headers(hf_folder: Path, hf_tensors: Tensors) -> None:
+    stored = HfDirectory(hf_folder).stored()
+    assert {name: tensor.shape for name, tensor in stored.items()} == {
+        name: tuple(values.shape) for name, values in hf_tensors.items()
+    }
+    assert {tensor.bits for tensor in stored.values()} == {None}
 
 
 def test_config_is_the_file(hf_folder: Path) -> None:
