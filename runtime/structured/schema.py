@@ -7,6 +7,7 @@ Read as JSON Schema says (2020-12, and draft 7's tuples and definitions), except
   from several schemas (`allOf`, or `$ref` or `anyOf` beside `properties`) stay open, as none of the parts
   knows all members;
 - members come in the schema's order;
+- a schema that requires itself without end, so that no text is ever complete, is `false`;
 - `format` asserts if it is one of the standard's, and is a remark otherwise.
 
 Keywords that cannot be honoured are refused by name, by the engine or here.
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import GrammarError
+from .finite import close_endless
+from .walk import items, nodes, resolve
 
 MAX_DEPTH = 100
 """Nesting of a schema, in JSON values."""
@@ -29,9 +32,6 @@ FORMATS = frozenset(
 )
 """The formats of the standard; all others are remarks."""
 
-_ONE = ("items", "additionalItems", "additionalProperties", "unevaluatedProperties", "contains")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref")
 _MEMBERS = ("properties", "patternProperties")
 
@@ -40,7 +40,8 @@ def prepare(text: str) -> dict[str, Any]:
     """The schema in `text`, ready for the engine.
 
     Raises:
-        GrammarError: it is no JSON object, is nested too deeply, or sets the engine's own options.
+        GrammarError: it is no JSON object, is nested too deeply, has no end, or sets the engine's own
+            options.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -53,10 +54,12 @@ def prepare(text: str) -> dict[str, Any]:
     if _depth(schema, MAX_DEPTH) > MAX_DEPTH:
         raise GrammarError(f"The schema is nested deeper than {MAX_DEPTH} levels.")
     combined = {id(part) for part in _combined(schema)}
-    for node in list(_nodes(schema)):
+    for node in list(nodes(schema)):
         _check(node)
         if id(node) not in combined:
             _close(node)
+    if not close_endless(schema):
+        raise GrammarError("The schema cannot be used: it requires itself without end.")
     return schema
 
 
@@ -85,11 +88,11 @@ def _close(node: dict[str, Any]) -> None:
 def _combined(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Schemas that describe only a part of an object, with those that they refer to."""
     waiting: list[Any] = []
-    for node in _nodes(root):
-        parts = [part for name in _COMBINING[:3] for part in _items(node.get(name))]
+    for node in nodes(root):
+        parts = [part for name in _COMBINING[:3] for part in items(node.get(name))]
         has_members = any(node.get(name) for name in _MEMBERS)
         num_groups = sum(name in node for name in _COMBINING)
-        num_conjuncts = len(_items(node.get("allOf"))) or 1
+        num_conjuncts = len(items(node.get("allOf"))) or 1
         if num_groups and (has_members or num_groups > 1 or num_conjuncts > 1):
             waiting += [node, *parts]
     seen: set[int] = set()
@@ -99,43 +102,8 @@ def _combined(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         seen.add(id(node))
         yield node
-        waiting.append(_resolve(root, node.get("$ref")))
-        waiting += [part for name in _COMBINING[:3] for part in _items(node.get(name))]
-
-
-def _resolve(root: dict[str, Any], reference: Any) -> Any:
-    """What a reference inside the document points to; None for any other, which the engine judges."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    target: Any = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, dict):
-            target = target.get(key)
-        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            return None
-    return target
-
-
-def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every schema in a schema; values of `const`, `enum`, `default` and the like are none."""
-    waiting = [schema]
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, dict):
-            continue
-        yield node
-        waiting += [node[name] for name in _ONE if name in node]
-        waiting += [part for name in _LISTS for part in _items(node.get(name))]
-        for name in _MAPS:
-            children = node.get(name)
-            waiting += children.values() if isinstance(children, dict) else ()
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+        waiting.append(resolve(root, node.get("$ref")))
+        waiting += [part for name in _COMBINING[:3] for part in items(node.get(name))]
 
 
 def _depth(value: Any, limit: int) -> int:
