@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import DeadlineExceeded, EngineDead, EngineError, InvalidRequest, RametError
+from ..errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    GrammarError,
+    InvalidRequest,
+    RametError,
+)
 from ..request import FinishReason, RequestOutput, TokenLogprobs
 from ..text.detokenizer import IncrementalDetokenizer
 from ..text.tokenizer import Tokenizer
@@ -65,6 +72,11 @@ class Answer:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the tokens so far, if they were asked for."""
+        return self._logprobs
 
     def add(self, output: RequestOutput) -> str:
         """Take in what one step added; returns the new text, which may be empty."""
@@ -120,7 +132,7 @@ class Call:
         Raises:
             EngineDead: the engine ended.
             DeadlineExceeded: the call's own time limit passed.
-            InvalidRequest: the request's constraint cannot be used.
+            InvalidRequest: the request cannot be served; GrammarError if its constraint is at fault.
             EngineError: the engine failed on the request.
         """
         if isinstance(item, EngineDead):
@@ -138,15 +150,21 @@ class Call:
         if unfinished:
             self._engine.abort(unfinished)
 
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the first answer's tokens so far, if they were asked for."""
+        return next(iter(self._answers.values())).logprobs
+
     def completions(self) -> list[Completion]:
         """The answers; all must have finished."""
         return [a.completion for a in self._answers.values() if a.completion is not None]
 
     def _failure(self, output: RequestOutput) -> RametError:
         if output.invalid:
-            constraint = self.requests[0].params.constraint
-            param = None if constraint is None else "constraint"
-            return InvalidRequest(output.error or "The request is not valid.", param=param)
+            message = output.error or "The request is not valid."
+            if self.requests[0].params.constraint is not None:
+                return GrammarError(message, param="constraint")
+            return InvalidRequest(message)
         if self._timeout is not None and time.monotonic() - self._started >= self._timeout:
             return DeadlineExceeded(
                 f"The time limit of {self._timeout:g} seconds passed.", param="timeout"
@@ -170,6 +188,11 @@ class TextStream:
     def completion(self) -> Completion | None:
         """The whole answer, once the iteration has ended; None before."""
         return self._completion
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the tokens so far, if they were asked for. A token's text may come later than it."""
+        return self._call.logprobs
 
     def __iter__(self) -> TextStream:
         return self
@@ -210,6 +233,11 @@ class AsyncTextStream:
     def completion(self) -> Completion | None:
         """The whole answer, once the iteration has ended; None before."""
         return self._completion
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of the tokens so far, if they were asked for. A token's text may come later than it."""
+        return self._call.logprobs
 
     def __aiter__(self) -> AsyncTextStream:
         return self

@@ -7,14 +7,15 @@
 Without `input_ids` a text gets the tokens that the model expects at its start. Sampling fields are
 those of /v1/completions; `max_tokens` is 128 unless given. The answer is `{"results": [...]}` with one
 result per request, in their order. With `stream` each event names its request by `index`: `delta` is
-new text of sample `sample`, `result` the whole result, `error` the failure of that request alone. A
-request with a `request_id` can be ended alone, by /cancel (control.py): its result is then
-`{"cancelled": true}`, in a stream beside its `index`.
+new text of sample `sample` (with `logprobs` of the tokens since the last one, if asked for), `result` the
+whole result, `error` the failure of that request alone. A request with a `request_id` can be ended alone,
+by /cancel (control.py): its result is then `{"cancelled": true}`, in a stream beside its `index`.
 
     result of a generation: prompt_ids, num_prompt_tokens, num_cached_tokens, samples, each with
-        text, token_ids, num_kept, rest, finish_reason, stop_reason, logprobs
+        text, token_ids, num_kept, rest, finish_reason, stop_reason, logprobs: per token its token_id,
+        token (its text), logprob, top_ids, top_tokens, top_logprobs
     result of a scoring: num_prompt_tokens, num_cached_tokens, options, each with
-        text, token_ids, logprobs, and unconditional_logprobs if `unconditional` was true
+        text, token_ids, tokens, logprobs, and unconditional_logprobs if `unconditional` was true
 
 `prompt_ids` are the tokens of `text`. To go on from a sample send the ids so far, its first `num_kept`
 token ids, and `rest` before any further text: a stop string may have cut its last token.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, Any
 from uuid import uuid4
@@ -165,7 +166,7 @@ class NativeAnswer:
             RametError: one of them failed; the others are ended.
         """
 
-        def nothing(sample: int, text: str) -> None:
+        def nothing(sample: int, text: str, logprobs: list[dict[str, Any]]) -> None:
             return None
 
         runs = [asyncio.ensure_future(self._run(i, nothing)) for i in range(len(self._works))]
@@ -180,10 +181,12 @@ class NativeAnswer:
         """Yield what every request adds, as it comes; one that fails does not end the others."""
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-        def shower(index: int) -> Callable[[int, str], None]:
-            return lambda sample, text: queue.put_nowait(
-                {"index": index, "sample": sample, "delta": text}
-            )
+        def shower(index: int) -> ShowText:
+            def show(sample: int, text: str, logprobs: list[dict[str, Any]]) -> None:
+                item: dict[str, Any] = {"index": index, "sample": sample, "delta": text}
+                queue.put_nowait({**item, "logprobs": logprobs} if logprobs else item)
+
+            return show
 
         async def run(index: int) -> None:
             try:

@@ -13,8 +13,9 @@ from fastapi import Request
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..request import MAX_LOGPROBS, FinishReason, SamplingParams
+from ..request import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs
 from ..text.seams import kept_tokens, option_prompts
+from ..text.tokenizer import Tokenizer
 from .generation import Generation, Job, Prompt, Sample
 from .intake import ServerContext, prepare_job
 from .protocol import AtLeastZero, GenerationRequest, check_common, sampling_params
@@ -36,7 +37,7 @@ _REFUSED = (
     "prompt_logprobs",
 )
 
-ShowText = Callable[[int, str], None]
+ShowText = Callable[[int, str, list[dict[str, Any]]], None]
 
 
 class GenerateItem(GenerationRequest, frozen=True, kw_only=True):
@@ -119,17 +120,10 @@ async def _generating(
                 answer = answers[sample.index]
                 answer.text += delta.text
                 answer.token_ids += delta.token_ids
-                answer.logprobs += [
-                    {
-                        "token_id": entry.token_id,
-                        "logprob": entry.logprob,
-                        "top_ids": entry.top_ids,
-                        "top_logprobs": entry.top_logprobs,
-                    }
-                    for entry in delta.logprobs
-                ]
+                answer.logprobs += [_entry(tokenizer, entry) for entry in delta.logprobs]
                 if delta.text:
-                    show(sample.index, delta.text)
+                    show(sample.index, delta.text, answer.logprobs[answer.num_shown :])
+                    answer.num_shown = len(answer.logprobs)
         return {
             "prompt_ids": job.prompts[0].ids[len(ids) :],
             "num_prompt_tokens": len(job.prompts[0].ids),
@@ -140,13 +134,25 @@ async def _generating(
     return Work(job, run)
 
 
+def _entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, Any]:
+    return {
+        "token_id": entry.token_id,
+        "token": tokenizer.token_text(entry.token_id),
+        "logprob": entry.logprob,
+        "top_ids": entry.top_ids,
+        "top_tokens": [tokenizer.token_text(token_id) for token_id in entry.top_ids],
+        "top_logprobs": entry.top_logprobs,
+    }
+
+
 class _Answer:
-    """What one sample has said so far."""
+    """What one sample has said so far; `num_shown` of its log-probabilities have been sent."""
 
     def __init__(self, sample: Sample, params: SamplingParams) -> None:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[dict[str, Any]] = []
+        self.num_shown = 0
         self._sample = sample
         self._params = params
 
@@ -227,6 +233,9 @@ async def _scoring(
                 {
                     "text": option,
                     "token_ids": scored.ids[index][scored.start :],
+                    "tokens": [
+                        tokenizer.token_text(id_) for id_ in scored.ids[index][scored.start :]
+                    ],
                     "logprobs": _tail(generation.samples[index], scored.start),
                     **(
                         {

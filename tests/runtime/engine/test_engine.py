@@ -25,11 +25,13 @@ from ramet.runtime.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineError,
+    GrammarError,
     InvalidRequest,
     QueueFull,
     RequestError,
 )
 from ramet.runtime.request import FinishReason, SamplingParams
+from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.timeout(60)
@@ -259,6 +261,16 @@ def test_a_prompt_without_tokens_or_with_unknown_ones_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         engine.generate(prompt)
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("bad", [Constraint.regex("("), Constraint.json_schema({"enum": []})])
+def test_a_constraint_that_cannot_be_used_is_an_error_of_its_own(
+    tiny: Engine, bad: Constraint
+) -> None:
+    with pytest.raises(GrammarError, match="cannot be used") as caught:
+        tiny.generate("x", constraint=bad)
+    assert caught.value.param == "constraint"
+    assert tiny.generate("x", constraint=Constraint.regex("ab")).text == "ab"
 
 
 def test_a_prompt_must_leave_room_for_output(engine: Engine) -> None:
