@@ -15,7 +15,7 @@ from .defaults import resolve_backend
 from .errors import UsageError
 from .params import make_params
 from .tools import Tool, as_tools, describe
-from .types import constraint_of, dtype_regex, schema_text
+from .types import constraint_of, dtype_constraint, schema_text
 
 _THINKING_MODELS = ("qwen3", "deepseek-r1", "deepseek-v3", "glm45", "kimi_k2")
 
@@ -23,6 +23,9 @@ _THINKING_MODELS = ("qwen3", "deepseek-r1", "deepseek-v3", "glm45", "kimi_k2")
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
     *,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | None = None,
@@ -36,23 +39,34 @@ def gen(
 
     Args:
         name: variable that gets the text.
-        max_tokens: most tokens; 128 unless the run says otherwise.
+        max_tokens: most tokens; 128 unless the run says otherwise. With 0 the model only reads; with
+            `logprobs` the meta data then have those of what it would write next.
+        min_tokens: tokens before which it does not end.
+        n: samples; the state goes on with the first, the variable is the list of all.
+        stop: texts that end the answer and are no part of it.
         choices: one of these is taken; see `select`.
-        dtype: int, float, bool or str: the text must be one; the variable stays text.
+        dtype: int, float, bool or str, or its name: the text must be one; the variable stays text.
+            A blank ends a number.
         type: the same for more types (Literal, pydantic models, dataclasses, lists, …), and the variable
             is a value of that type.
         json_schema: the text must be JSON that fits: schema as text or dictionary, or a pydantic model.
         tools: functions that the model is told of; calls in its text are in `s.meta(name)["tool_calls"]`.
             They are not run: `tool_loop` does that.
-        params: n, stop, temperature, regex, seed, timeout, …: the fields of `Params`, or SGLang's names.
+        params: temperature, regex, seed, timeout, …: the fields of `Params`, or SGLang's names.
 
     Raises:
         UsageError: arguments are wrong or contradict each other.
     """
+    params |= {
+        key: value
+        for key, value in (("min_tokens", min_tokens), ("n", n), ("stop", stop))
+        if value is not None
+    }
     if choices is not None:
         allowed = {k: params.pop(k) for k in ("timeout", "priority") if k in params}
         if params.pop("temperature", 0) not in (0, 0.0) or any(
-            value is not None for value in (*params.values(), dtype, type, json_schema, tools)
+            value is not None
+            for value in (*params.values(), max_tokens, dtype, type, json_schema, tools)
         ):
             raise UsageError("choices are scored, not sampled: they take no sampling parameters.")
         return select(name, choices, choices_method=choices_method, **allowed)
@@ -62,10 +76,10 @@ def gen(
         raise UsageError("dtype, type, json_schema and regex exclude each other.")
     convert = None
     if dtype is not None:
-        params["regex"] = dtype_regex(dtype)
+        params = _ended(params, dtype_constraint(dtype))
     elif type is not None:
         constraint, convert = constraint_of(type)
-        params |= constraint
+        params = _ended(params, constraint)
     elif json_schema is not None:
         params["json_schema"] = schema_text(json_schema)
     made = make_params(max_tokens=max_tokens, **params)
@@ -76,14 +90,33 @@ def gen(
     return nodes.sequence([nodes.Tell(describe(known)), replace(node, tools=known)])
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> nodes.Node:
+def _ended(params: dict[str, Any], constraint: dict[str, Any]) -> dict[str, Any]:
+    """`params` held to `constraint`, whose stop strings come on top."""
+    given = params.get("stop") or ()
+    stop = (*([given] if isinstance(given, str) else given), *constraint.get("stop", ()))
+    return {**params, **constraint, **({"stop": stop} if stop else {})}
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **params: Any,
+) -> nodes.Node:
     """`gen` of an integer's text."""
-    return gen(name, max_tokens, dtype=int, **params)
+    return gen(name, max_tokens, None, n, stop, dtype=int, **params)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> nodes.Node:
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **params: Any,
+) -> nodes.Node:
     """`gen` of a string in double quotes."""
-    return gen(name, max_tokens, dtype=str, **params)
+    return gen(name, max_tokens, None, n, stop, dtype=str, **params)
 
 
 def select(

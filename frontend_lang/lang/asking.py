@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from . import nodes
-from .backends.base import Generated, GenRequest, ScoreRequest
+from .backends.base import Generated, GenRequest, Sample, ScoreRequest
 from .errors import ProgramError
 from .params import Params
 from .report import Step
@@ -25,26 +26,56 @@ if TYPE_CHECKING:
 async def generate(
     executor: Executor, params: Params, name: str | None
 ) -> tuple[Generated, dict[str, Any]]:
-    """Let the model go on; the content grows by the first sample. Returns it and its facts."""
+    """Let the model go on; the content grows by the first sample. Returns it and its facts.
+
+    With `max_tokens` 0 and `logprobs` the next token is sampled for its log-probabilities, and dropped.
+    """
     content = executor.content
     resolved = await content.resolve(executor.session.frames, generates=True)
     executor.say(resolved.text[content.num_shown :])
-    follows = executor.log is not None and (params.n or 1) == 1
+    looks = params.max_tokens == 0 and params.logprobs is not None
+    follows = executor.log is not None and (params.n or 1) == 1 and not looks
     started = time.perf_counter()
     request = GenRequest(
         prompt=content.prompt(resolved),
-        params=params,
-        on_text=(lambda text: executor.say(text, name)) if follows else None,
+        params=replace(params, max_tokens=1) if looks else params,
+        on_text=_Shown(executor, name) if follows else None,
         group=executor.session.group,
     )
     async with asyncio.timeout(params.timeout):
-        generated = await executor.session.backend.generate(request)
+        generated = await executor.ask(request)
+    if looks:
+        generated = replace(generated, samples=[_dropped(s) for s in generated.samples])
     if not follows:
         executor.say(generated.samples[0].text, name)
     content.commit(resolved, generated)
     meta = _meta(generated, time.perf_counter() - started)
     executor.events.append(Step.of(name, "gen", meta, generated.samples[0].text))
     return generated, meta
+
+
+class _Shown:
+    """Shows readers a variable as it is written, with SGLang's facts if log-probabilities come."""
+
+    def __init__(self, executor: Executor, name: str | None) -> None:
+        self._executor = executor
+        self._name = name
+        self._num_tokens = 0
+
+    def __call__(self, text: str, entries: Sequence[Mapping[str, Any]]) -> None:
+        self._num_tokens += len(entries)
+        facts = {}
+        if entries:
+            facts = {
+                "completion_tokens": self._num_tokens,
+                "output_token_logprobs_length": self._num_tokens,
+                **_sglang_logprobs(entries),
+            }
+        self._executor.say(text, self._name, facts)
+
+
+def _dropped(sample: Sample) -> Sample:
+    return replace(sample, text="", kept_ids=(), rest="", finish_reason="length", stop_reason=None)
 
 
 async def run_gen(executor: Executor, node: nodes.Gen) -> None:
@@ -67,12 +98,23 @@ async def _write(executor: Executor, node: nodes.Gen) -> tuple[Any, dict[str, An
 async def run_separate_reasoning(executor: Executor, node: nodes.SeparateReasoning) -> None:
     """Let the model write, and keep its thinking apart."""
     value, meta = await _write(executor, replace(node.gen, convert=None))
-    before, found, after = value.partition(node.closing)
-    reasoning = before.strip().removeprefix(node.opening).strip() if found else ""
-    answer = after.lstrip() if found else value
-    if node.gen.name is not None:
-        executor.set(node.reasoning_name, reasoning, meta)
-        executor.set(node.gen.name, _converted(node.gen, answer), meta)
+    texts = value if isinstance(value, list) else [value]
+    parts = [_separated(node, text) for text in texts]
+    executor.content.amend_last(texts[0], parts[0][1])
+    if node.gen.name is None:
+        return
+    thoughts = [thought for thought, _ in parts]
+    answers = [_converted(node.gen, answer) for _, answer in parts]
+    many = isinstance(value, list)
+    executor.set(node.reasoning_name, thoughts if many else thoughts[0], meta)
+    executor.set(node.gen.name, answers if many else answers[0], meta)
+
+
+def _separated(node: nodes.SeparateReasoning, text: str) -> tuple[str, str]:
+    before, found, after = text.partition(node.closing)
+    if not found:
+        return "", text
+    return before.strip().removeprefix(node.opening).strip(), after.lstrip()
 
 
 async def run_select(executor: Executor, node: nodes.Select) -> None:
@@ -102,6 +144,10 @@ async def run_select(executor: Executor, node: nodes.Select) -> None:
         "scores": dict(zip(node.options, scores, strict=True)),
         "options": scored.options,
         "normalized_prompt_logprobs": scores,
+        "input_token_logprobs": [
+            list(zip(option.logprobs, option.token_ids, option.tokens, strict=True))
+            for option in scored.options
+        ],
         "prompt_tokens": scored.num_prompt_tokens,
         "cached_tokens": scored.num_cached_tokens,
         "completion_tokens": 0,
@@ -145,9 +191,29 @@ def _meta(generated: Generated, seconds: float) -> dict[str, Any]:
     if len(generated.samples) > 1:
         meta["finish_reasons"] = [sample.finish_reason for sample in generated.samples]
     if first.logprobs is not None:
-        meta["logprobs"] = first.logprobs
-        meta["output_token_logprobs"] = [
-            (entry["logprob"], entry.get("token_id"), entry.get("token"))
-            for entry in first.logprobs
-        ]
+        meta |= {
+            "logprobs": first.logprobs,
+            "output_token_logprobs_length": len(first.logprobs),
+            **_sglang_logprobs(first.logprobs),
+        }
     return meta
+
+
+def _sglang_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """SGLang's layout: triples of log-probability, token id and text."""
+    return {
+        "output_token_logprobs": [
+            (entry["logprob"], entry.get("token_id"), entry["token"]) for entry in entries
+        ],
+        "output_top_logprobs": [
+            list(
+                zip(
+                    entry["top_logprobs"],
+                    entry.get("top_ids") or [None] * len(entry["top_tokens"]),
+                    entry["top_tokens"],
+                    strict=True,
+                )
+            )
+            for entry in entries
+        ],
+    }

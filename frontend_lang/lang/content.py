@@ -180,6 +180,12 @@ class Content:
         self._say(sample.text)
         self.own.append(sample.text)
 
+    def amend_last(self, said: str, shown: str) -> None:
+        """Let the conversation show `shown` where it ends with `said`; the tokens stay."""
+        if self.open_role is not None:
+            last = self.messages[-1]
+            self.messages[-1] = Message(last.role, last.content.removesuffix(said) + shown)
+
     def commit_option(self, resolved: Resolved, option: str) -> None:
         """Add the option that a select took; it stays text, to be tokenized with what follows."""
         text = resolved.text + option

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import asking, nodes
+from .backends.base import Generated, GenRequest
 from .content import Closed, Content, Opened
 from .errors import ProgramCancelled, ProgramError, UsageError
 from .report import Branches, Step
@@ -77,6 +78,7 @@ class Executor:
         self.events: list[Step | Branches] = []
         self.log = TextLog() if session.streams else None
         self.retained_as: str | None = None
+        self._speculation = session.speculation() if parent is None else None
         self._queue: deque[Op] = deque()
         self._task: asyncio.Task[None] | None = None
         self._started = parent is None
@@ -164,6 +166,8 @@ class Executor:
         self.content = parent.content.fork()
         self.fork_version = parent.content.version
         self.metas = dict(parent.metas)
+        if parent._speculation is not None:
+            self._speculation = parent._speculation.fork()
         if parent.error is not None:
             self.fail(parent.error)
             self.observed = parent.observed and isinstance(parent.error, ProgramCancelled)
@@ -258,16 +262,24 @@ class Executor:
             if future is not None and not future.done():
                 future.set_exception(self.error)
 
+    async def ask(self, request: GenRequest) -> Generated:
+        """Let the backend generate, or what it has written ahead answer."""
+        if self._speculation is not None:
+            return await self._speculation.generate(self.session.backend, request)
+        return await self.session.backend.generate(request)
+
     def set(self, name: str, value: Any, meta: dict[str, Any]) -> None:
         """Give a declared variable its value."""
         self.metas[name] = meta
         self.values[name].set_result(value)
         self.say(None, name)
 
-    def say(self, text: str | None, name: str | None = None) -> None:
-        """Show readers new text; None for the end of a variable."""
+    def say(
+        self, text: str | None, name: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Show readers new text, with facts about its tokens; None for the end of a variable."""
         if self.log is not None and text != "":
-            self.log.add(Said(text, name))
+            self.log.add(Said(text, name, facts or {}))
 
     async def flush(self) -> None:
         """Show readers what nothing has followed yet, and that this is the end."""

@@ -84,6 +84,9 @@ _SGLANG_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _SGLANG_NAMES |= {"sampling_seed": "seed", "top_logprobs_num": "logprobs"}
 
 
+_NOT_HERE = ("stop_regex", "logprob_start_len")
+
+
 def make_params(**given: Any) -> Params:
     """Params of keyword arguments, SGLang's names included; sequences are copied.
 
@@ -92,6 +95,7 @@ def make_params(**given: Any) -> Params:
     """
     values = {name: value for name, value in given.items() if value is not None}
     asked = values.pop("return_logprob", None)
+    values.pop("return_text_in_logprobs", None)  # Their text is always there.
     for old, new in _SGLANG_NAMES.items():
         if old in values:
             if new in values:
@@ -103,6 +107,8 @@ def make_params(**given: Any) -> Params:
         values.pop("logprobs", None)
     known = {f.name for f in fields(Params)}
     for name in values:
+        if name in _NOT_HERE:
+            raise UsageError(f"{name} is not supported.")
         if name not in known:
             raise UsageError(f"There is no sampling parameter {name!r}.")
     for name in ("stop", "stop_token_ids", "choice"):

@@ -18,6 +18,7 @@ from .batch import arun_batch, run_batch
 from .defaults import resolve_backend
 from .errors import ProgramError, UsageError
 from .params import Params, make_params
+from .prefix import common_content, compute
 from .session import Session
 from .state import State
 from .trace import Placeholder, Trace, TraceExecutor, TraceSession
@@ -27,33 +28,31 @@ DEFAULT_MAX_TOKENS = 128
 
 # Keyword arguments of a run that are the parameters of its gens, unless the body has such an argument.
 _PARAMS = {
-    *(
-        "max_new_tokens",
-        "max_tokens",
-        "min_tokens",
-        "stop",
-        "stop_token_ids",
-        "temperature",
-        "top_p",
-    ),
-    *(
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "ignore_eos",
-    ),
-    *("seed", "return_logprob", "top_logprobs_num", "logprobs", "priority", "gen_timeout"),
+    *("max_new_tokens", "max_tokens", "min_new_tokens", "min_tokens", "n", "stop"),
+    *("stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos", "seed"),
+    *("sampling_seed", "return_logprob", "logprob_start_len", "top_logprobs_num"),
+    *("return_text_in_logprobs", "logprobs", "priority", "gen_timeout"),
 }
 
 
 class Function:
-    """A program; see `function`."""
+    """A program; see `function`.
 
-    def __init__(self, body: Callable[..., Any], bound: dict[str, Any] | None = None) -> None:
+    Attributes:
+        func: the Python function that it was made of.
+        num_api_spec_tokens: as given to `function`.
+    """
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        bound: dict[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
         functools.update_wrapper(self, body)
-        self._body = body
+        self.func = self._body = body
+        self.num_api_spec_tokens = num_api_spec_tokens
         self._bound = dict(bound or {})
         arguments = list(inspect.signature(body).parameters.values())
         if not arguments:
@@ -70,7 +69,7 @@ class Function:
         unknown = sorted(arguments.keys() - self._names)
         if unknown:
             raise UsageError(f"{self._body.__name__} has no argument {unknown[0]!r}.")
-        return Function(self._body, {**self._bound, **arguments})
+        return Function(self._body, {**self._bound, **arguments}, self.num_api_spec_tokens)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the given state, as part of another program; or `run`, if there is none."""
@@ -207,12 +206,27 @@ class Function:
             UsageError: the body is async, or has no such argument.
             Exception: whatever the body raises before it has read an answer.
         """
+        return self._trace(arguments, "{{{}}}")
+
+    def cache(self, backend: Backend | None = None) -> int:
+        """Let the backend compute what every run begins with; waits, and returns its tokens.
+
+        Raises:
+            UsageError: the program cannot be traced.
+            Unsupported: the backend keeps no cache that could be filled.
+            Exception: whatever the backend raises.
+        """
+        traces = [self._trace({}, mark + "{}") for mark in ("\x00", "\x01")]
+        content = common_content(*traces)
+        return LANGUAGE_LOOP.call(compute(content, resolve_backend(backend))).result()
+
+    def _trace(self, arguments: dict[str, Any], placeholder: str) -> Trace:
         if inspect.iscoroutinefunction(self._body):
             raise UsageError("An async program cannot be traced: it awaits what is not there.")
         given = {**self._bound, **self.bind(**arguments)._bound}
         for argument in self._arguments:
             if argument.name not in given and argument.default is argument.empty:
-                given[argument.name] = Placeholder(f"{{{argument.name}}}")
+                given[argument.name] = Placeholder(placeholder.format(argument.name))
         root = TraceExecutor(TraceSession())
         trace = Trace(self._body.__name__, root)
         try:
@@ -236,7 +250,12 @@ class Function:
         if "gen_timeout" in taken:
             taken["timeout"] = taken.pop("gen_timeout")
         defaults = make_params(**taken).over(Params(max_tokens=DEFAULT_MAX_TOKENS))
-        session = Session(resolve_backend(backend), defaults, streams=stream)
+        session = Session(
+            resolve_backend(backend),
+            defaults,
+            streams=stream,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+        )
         if timeout is not None:
             session.limit(timeout)
         return session, rest
@@ -347,23 +366,30 @@ def _abandon(session: Session, state: State, error: BaseException) -> Any:
 
 
 @overload
-def function(body: Callable[..., Any], num_api_spec_tokens: None = None) -> Function: ...
+def function(body: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Function: ...
 
 
 @overload
 def function(
-    body: None = None, num_api_spec_tokens: None = None
+    body: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
 def function(
-    body: Callable[..., Any] | None = None, num_api_spec_tokens: None = None
+    body: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a program of a function whose first argument is the state.
 
+    Args:
+        num_api_spec_tokens: with a backend where text travels, ask for at least so many tokens at once,
+            and take the text of later gens from them as long as the program's own text agrees; see
+            speculation.py.
+
     Raises:
-        UsageError: `num_api_spec_tokens` is given: speculation over an API is not supported.
+        UsageError: `num_api_spec_tokens` is below 1.
     """
-    if num_api_spec_tokens is not None:
-        raise UsageError("num_api_spec_tokens is not supported.")
-    return Function if body is None else Function(body)
+    if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
+        raise UsageError(f"num_api_spec_tokens must be at least 1, not {num_api_spec_tokens}.")
+    if body is None:
+        return lambda given: Function(given, num_api_spec_tokens=num_api_spec_tokens)
+    return Function(body, num_api_spec_tokens=num_api_spec_tokens)

@@ -13,6 +13,7 @@ from .chat import Frames
 from .errors import ProgramCancelled, Unsupported, UsageError
 from .executor import Executor
 from .params import Params
+from .speculation import Speculation
 from .waiting import LANGUAGE_LOOP
 
 
@@ -23,6 +24,8 @@ class Session:
         backend: where its tokens come from.
         defaults: parameters of every gen that does not say otherwise.
         streams: whether somebody may read the states' text while they grow.
+        num_api_spec_tokens: tokens that a gen asks for at least, of a backend where text travels: see
+            speculation.py. Where tokens travel a request costs what is new in it, and nothing is guessed.
 
     Attributes:
         executors: of all its states, the root's first.
@@ -32,10 +35,18 @@ class Session:
         task: what runs the body, if nobody else holds it.
     """
 
-    def __init__(self, backend: Backend, defaults: Params, *, streams: bool = False) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        defaults: Params,
+        *,
+        streams: bool = False,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
         self.backend = backend
         self.defaults = defaults
         self.streams = streams
+        self._num_api_spec_tokens = num_api_spec_tokens
         self.is_async = False
         self.is_over = False
         self.failure: BaseException | None = None
@@ -57,6 +68,12 @@ class Session:
     def frames(self) -> Frames | None:
         """The chat template's frames, or None."""
         return self.backend.frames
+
+    def speculation(self) -> Speculation | None:
+        """What writes ahead for a state, if anything shall."""
+        if self._num_api_spec_tokens is None or self.frames is not None:
+            return None
+        return Speculation(self._num_api_spec_tokens)
 
     @property
     def group(self) -> str | None:

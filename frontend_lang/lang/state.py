@@ -180,6 +180,16 @@ class State:
     def __contains__(self, name: str) -> bool:
         return name in self._executor.values
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Every variable by its name; waits for all."""
+        return {name: self[name] for name in list(self._executor.values)}
+
+    @property
+    def stream_executor(self) -> State:
+        """The state itself, which has what SGLang's programs look for under this name."""
+        return self
+
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """How the variable came about: tokens, cached tokens, finish reason, log-probabilities, scores."""
         self[name]
@@ -269,15 +279,19 @@ class State:
     # Following
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Text as it grows: of the state, or of one variable. Needs a run with `stream=True`.
+        """Text as it grows: of the state, or of one variable. All at once without `stream=True`.
 
         Raises:
             UnknownVariable: the program ended, and there is no such variable.
             ProgramError: the program failed.
         """
+        log = self._executor.log
+        if log is None:
+            yield self.text() if var_name is None else self[var_name]
+            return
         index = 0
         while True:
-            piece = self._piece(index)
+            piece = log.read(index)
             if isinstance(piece, Future):
                 wait(piece)
                 continue
@@ -291,10 +305,21 @@ class State:
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """`text_iter` for async readers; with `return_meta_data`, pairs of text and `meta` so far."""
+        """`text_iter` for async readers.
+
+        Args:
+            return_meta_data: give pairs of text and facts: of the tokens of this text, if the `gen` asked
+                for their log-probabilities; what `meta` has by now otherwise.
+        """
+        log = self._executor.log
+        if log is None:
+            text = await (self.async_text() if var_name is None else self.get(var_name))
+            whole = self._executor.metas.get(var_name or "", {})
+            yield (text, whole) if return_meta_data else text
+            return
         index = 0
         while True:
-            piece = self._piece(index)
+            piece = log.read(index)
             if isinstance(piece, Future):
                 await settled(piece)
                 continue
@@ -303,14 +328,8 @@ class State:
                 return
             index += 1
             if piece.text is not None and var_name in (None, piece.name):
-                facts = self._executor.metas.get(piece.name or "", {})
+                facts = piece.facts or self._executor.metas.get(piece.name or "", {})
                 yield (piece.text, facts) if return_meta_data else piece.text
-
-    def _piece(self, index: int) -> Said | Future[None] | None:
-        log = self._executor.log
-        if log is None:
-            raise UsageError("Only a program that was started with stream=True can be followed.")
-        return log.read(index)
 
     def _ends(self, piece: Said, var_name: str | None) -> bool:
         return var_name is not None and piece.name == var_name and piece.text is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +16,12 @@ class Said:
     Attributes:
         text: new text; None says that the variable is complete.
         name: the variable that it belongs to, if any.
+        facts: about the tokens of this piece.
     """
 
     text: str | None
     name: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TextLog:

@@ -8,10 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from .errors import UsageError
 
-REGEX_INT = r"[-+]?[0-9]{1,18}"
-REGEX_FLOAT = r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?"
+# A model that has written a number goes on with a blank far rather than with its end token, so numbers
+# may be followed by one, which is a stop string: it ends the answer and is no part of it.
+REGEX_INT = r"[-+]?[0-9]{1,18}[ \n]?"
+REGEX_FLOAT = r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?[ \n]?"
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r'"[^"\\\n]*"'
+BLANKS = (" ", "\n")
 
 _SCALARS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     int: (REGEX_INT, int),
@@ -21,15 +24,24 @@ _SCALARS: dict[Any, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def dtype_regex(dtype: Any) -> str:
-    """The regex of a scalar type, as `gen(dtype=…)` means it.
+_DTYPE_NAMES = {"int": int, "float": float, "bool": bool, "str": str, "string": str}
+
+
+def dtype_constraint(dtype: Any) -> dict[str, Any]:
+    """What `gen(dtype=…)` means, as parameters; the type itself or its name.
 
     Raises:
         UsageError: it is none of int, float, bool, str.
     """
-    if dtype not in _SCALARS:
+    kind = _DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if kind not in _SCALARS:
         raise UsageError(f"dtype must be int, float, bool or str, not {dtype!r}.")
-    return _SCALARS[dtype][0]
+    return _scalar(kind)
+
+
+def _scalar(kind: Any) -> dict[str, Any]:
+    regex = {"regex": _SCALARS[kind][0]}
+    return {**regex, "stop": BLANKS} if kind in (int, float) else regex
 
 
 def constraint_of(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
@@ -43,8 +55,7 @@ def constraint_of(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         UsageError: the type has no schema.
     """
     if kind in _SCALARS:
-        regex, convert = _SCALARS[kind]
-        return {"regex": regex}, convert
+        return _scalar(kind), _SCALARS[kind][1]
     if get_origin(kind) is Literal:
         options = {str(option): option for option in get_args(kind)}
         return {"choice": tuple(options)}, options.__getitem__

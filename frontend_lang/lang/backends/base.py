@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..chat import Frames
 
 
+OnText = Callable[[str, Sequence[Mapping[str, Any]]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A turn of a conversation."""
@@ -49,14 +52,15 @@ class GenRequest:
 
     Attributes:
         params: merged; `n` samples are wanted.
-        on_text: called with new text of the first sample, in order; None if nobody looks.
+        on_text: called with new text of the first sample and the log-probabilities of the tokens that
+            have come since the call before, if asked for, as in `Sample`; None if nobody looks.
         group: requests with the same group belong to one program, may travel together and are best
             run together; None for one that has no siblings.
     """
 
     prompt: Prompt
     params: Params
-    on_text: Callable[[str], None] | None = None
+    on_text: OnText | None = None
     group: str | None = None
 
 
@@ -71,7 +75,8 @@ class Sample:
         num_tokens: tokens that were sampled.
         finish_reason: "stop" or "length".
         stop_reason: the stop string or token id, if one ended it.
-        logprobs: per token, or None: token_id (or token), logprob, top_ids, top_logprobs.
+        logprobs: per token, or None: token (its text), logprob, and where tokens travel token_id,
+            top_ids, top_tokens, top_logprobs.
     """
 
     text: str
@@ -115,6 +120,7 @@ class OptionScore:
 
     text: str
     token_ids: tuple[int, ...] = ()
+    tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...]
     unconditional: tuple[float, ...] = ()
 

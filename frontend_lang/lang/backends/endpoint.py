@@ -18,11 +18,11 @@ from ..chat import Frames
 from ..errors import BackendError
 from ..params import Params
 from ..waiting import LANGUAGE_LOOP
-from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, ScoreRequest
+from .base import Generated, GenRequest, Message, OnText, OptionScore, Sample, Scored, ScoreRequest
 from .http import Http
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
 _MAX_TOGETHER = 256
 # A body's thread may still be adding to the other branches of a fork. A pause as long as the interpreter
@@ -41,7 +41,7 @@ class _Call:
     """
 
     body: dict[str, Any]
-    on_text: Callable[[str], None] | None
+    on_text: OnText | None
     result: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -119,6 +119,7 @@ class RuntimeEndpoint:
             OptionScore(
                 text=option["text"],
                 token_ids=tuple(option["token_ids"]),
+                tokens=tuple(option["tokens"]),
                 logprobs=tuple(option["logprobs"]),
                 unconditional=tuple(option.get("unconditional_logprobs", ())),
             )
@@ -141,7 +142,7 @@ class RuntimeEndpoint:
         return {**ids, "text": prompt.text, **self._salt}
 
     async def _answer(
-        self, body: dict[str, Any], group: str | None, on_text: Callable[[str], None] | None
+        self, body: dict[str, Any], group: str | None, on_text: OnText | None
     ) -> dict[str, Any]:
         if group is None:
             call = _Call(body, on_text)
@@ -219,7 +220,7 @@ class RuntimeEndpoint:
         elif "cancelled" in event:
             call.result.set_exception(BackendError("The request was cancelled at the server."))
         elif call.on_text is not None and event["sample"] == 0:
-            call.on_text(event["delta"])
+            call.on_text(event["delta"], event.get("logprobs", ()))
 
     async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
         """Keep a prefix for a state that waits; see `Backend`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BackendError, Unsupported, UsageError
@@ -22,17 +23,36 @@ _KNOWN = (
 )
 
 
+@dataclass(slots=True)
+class TokenUsage:
+    """Tokens that a backend's requests have cost so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def reset(self) -> None:
+        """Count from 0 again."""
+        self.prompt_tokens = self.completion_tokens = 0
+
+
 class OpenAI:
     """An OpenAI-compatible server as a backend.
 
     Args:
         model: name of the model there.
         base_url: up to and including `/v1`.
-        api_key: sent as a bearer token.
+        api_key: sent as a bearer token; the environment is not looked at.
+        model_name: the same as `model`, under SGLang's name.
         continues_messages: the server can go on with an assistant's message that is begun
             (`continue_final_message`), as ramet and vLLM can and OpenAI itself cannot.
         extra: further fields of every request, for what a server offers beyond OpenAI's API. A gen may
             give those of them that are sampling parameters, such as `ignore_eos`, values of its own.
+
+    Attributes:
+        token_usage: of all requests since it was made, or reset.
+
+    Raises:
+        UsageError: there is no model, or it is given twice.
     """
 
     frames = None
@@ -40,14 +60,18 @@ class OpenAI:
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         base_url: str = "https://api.openai.com/v1",
         api_key: str | None = None,
         *,
+        model_name: str | None = None,
         continues_messages: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model = model
+        if (model is None) == (model_name is None):
+            raise UsageError("OpenAI needs the name of a model: model, or model_name.")
+        self.token_usage = TokenUsage()
+        self._model = model or model_name
         self._http = Http(base_url.rstrip("/"), api_key)
         self._continues = continues_messages
         self._extra = dict(extra or {})
@@ -86,7 +110,7 @@ class OpenAI:
             return await self._follow(path, body, request, chat)
         answer = await self._http.post(path, body)
         samples = [_sample(choice, chat) for choice in answer["choices"]]
-        return _generated(samples, answer.get("usage") or {})
+        return self._generated(samples, answer.get("usage") or {})
 
     async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
         """Refuse: OpenAI's API has nothing like it."""
@@ -120,6 +144,7 @@ class OpenAI:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         text: list[str] = []
         entries: list[dict[str, Any]] = []
+        num_shown = 0
         finish_reason = None
         usage: dict[str, Any] = {}
         async for event in self._http.events(path, body):
@@ -132,7 +157,8 @@ class OpenAI:
                 entries += _logprobs(choice, chat) or ()
                 if piece:
                     text.append(piece)
-                    request.on_text(piece)
+                    request.on_text(piece, entries[num_shown:])
+                    num_shown = len(entries)
         asked = request.params.logprobs is not None
         sample = Sample(
             text="".join(text),
@@ -140,7 +166,22 @@ class OpenAI:
             finish_reason=finish_reason or "stop",
             logprobs=tuple(entries) if asked else None,
         )
-        return _generated([sample], usage)
+        return self._generated([sample], usage)
+
+    def _generated(self, samples: list[Sample], usage: dict[str, Any]) -> Generated:
+        # The usage counts all samples together; the first stands for them.
+        num_prompt, num_written = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        self.token_usage.prompt_tokens += num_prompt
+        self.token_usage.completion_tokens += num_written
+        if samples:
+            samples[0] = replace(samples[0], num_tokens=num_written)
+        details = usage.get("prompt_tokens_details") or {}
+        return Generated(
+            samples=samples,
+            prompt_ids=None,
+            num_prompt_tokens=num_prompt,
+            num_cached_tokens=details.get("cached_tokens"),
+        )
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if not prompt.messages:
@@ -184,24 +225,24 @@ def _logprobs(choice: dict[str, Any], chat: bool) -> tuple[dict[str, Any], ...] 
         return None
     if chat:
         return tuple(
-            {"token": entry["token"], "logprob": entry["logprob"]} for entry in found["content"]
+            _entry(
+                entry["token"],
+                entry["logprob"],
+                {top["token"]: top["logprob"] for top in entry.get("top_logprobs") or ()},
+            )
+            for entry in found["content"]
         )
+    tops = found.get("top_logprobs") or [None] * len(found["tokens"])
     return tuple(
-        {"token": token, "logprob": logprob}
-        for token, logprob in zip(found["tokens"], found["token_logprobs"], strict=True)
+        _entry(token, logprob, top or {})
+        for token, logprob, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
     )
 
 
-def _generated(samples: list[Sample], usage: dict[str, Any]) -> Generated:
-    from dataclasses import replace
-
-    # The usage counts all samples together; the first stands for them.
-    if samples:
-        samples[0] = replace(samples[0], num_tokens=usage.get("completion_tokens", 0))
-    details = usage.get("prompt_tokens_details") or {}
-    return Generated(
-        samples=samples,
-        prompt_ids=None,
-        num_prompt_tokens=usage.get("prompt_tokens", 0),
-        num_cached_tokens=details.get("cached_tokens"),
-    )
+def _entry(token: str, logprob: float, top: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": logprob,
+        "top_tokens": tuple(top),
+        "top_logprobs": tuple(top.values()),
+    }

@@ -10,12 +10,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ..chat import Frames
+from ..errors import UsageError
 from ..params import Params
 from .base import Generated, GenRequest, Message, OptionScore, Sample, Scored, ScoreRequest
 from .places import Places
 
 if TYPE_CHECKING:
     from ramet.runtime import Completion, Engine
+    from ramet.runtime.request import TokenLogprobs
 
 # Texts from this size on are tokenized on a thread, so that other states go on meanwhile.
 _LONG_TEXT = 20_000
@@ -26,15 +28,20 @@ class Runtime:
 
     Args:
         model: as for `ramet.runtime.Engine`; None is the default model.
-        options: of that engine.
+        options: of that engine; `model_path` is SGLang's name for `model`.
 
     Raises:
+        UsageError: `model` and `model_path` are both given.
         RametError: the model cannot be loaded.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         from ramet.runtime import Engine
 
+        if "model_path" in options:
+            if model is not None:
+                raise UsageError("model and model_path are the same; give one.")
+            model = options.pop("model_path")
         self._setup(Engine(**options) if model is None else Engine(model, **options))
 
     @classmethod
@@ -78,8 +85,11 @@ class Runtime:
         options = {**params.sampling(), **_constraint(params), **_envelope(request)}
         if request.on_text is not None:
             async with aclosing(self.engine.astream(ids, **options)) as stream:
+                num_shown = 0
                 async for text in stream:
-                    request.on_text(text)
+                    new = stream.logprobs[num_shown:]
+                    num_shown += len(new)
+                    request.on_text(text, self._entries(new))
             assert stream.completion is not None
             completions = [stream.completion]
         else:
@@ -108,7 +118,11 @@ class Runtime:
             bare, _ = await self._logprobs(tails, len(start), _envelope(request))
         scores = tuple(
             OptionScore(
-                text=option, token_ids=tuple(ids[made.start :]), logprobs=row, unconditional=alone
+                text=option,
+                token_ids=tuple(ids[made.start :]),
+                tokens=tuple(map(tokenizer.token_text, ids[made.start :])),
+                logprobs=row,
+                unconditional=alone,
             )
             for option, ids, row, alone in zip(
                 request.options, made.ids, logprobs, bare, strict=True
@@ -178,17 +192,7 @@ class Runtime:
         elif completion.finish_reason == "stop":
             ends = (*self.engine.info.eos_token_ids, completion.stop_reason)
             num_kept -= completion.token_ids[-1] in ends
-        logprobs = None
-        if completion.logprobs is not None:
-            logprobs = tuple(
-                {
-                    "token_id": entry.token_id,
-                    "logprob": entry.logprob,
-                    "top_ids": entry.top_ids,
-                    "top_logprobs": entry.top_logprobs,
-                }
-                for entry in completion.logprobs
-            )
+        entries = completion.logprobs
         return Sample(
             text=completion.text,
             kept_ids=completion.token_ids[:num_kept],
@@ -196,7 +200,21 @@ class Runtime:
             num_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason.value,
             stop_reason=completion.stop_reason,
-            logprobs=logprobs,
+            logprobs=None if entries is None else self._entries(entries),
+        )
+
+    def _entries(self, logprobs: Sequence[TokenLogprobs]) -> tuple[dict[str, Any], ...]:
+        name = self.engine.tokenizer.token_text
+        return tuple(
+            {
+                "token_id": entry.token_id,
+                "token": name(entry.token_id),
+                "logprob": entry.logprob,
+                "top_ids": entry.top_ids,
+                "top_tokens": tuple(map(name, entry.top_ids)),
+                "top_logprobs": entry.top_logprobs,
+            }
+            for entry in logprobs
         )
 
     def flush_cache(self) -> None:

@@ -29,7 +29,10 @@ Reply = Callable[[str], str]
 
 @dataclass
 class FakeBackend:
-    """Tokens are bytes. Stops at stop strings; counts as cached what an earlier request has seen."""
+    """Tokens are bytes. Stops at stop strings; counts as cached what an earlier request has seen.
+
+    With `takes_text` it is one of the backends where text travels, and messages.
+    """
 
     reply: Reply = lambda prompt: "ok"
     score_of: Callable[[str, str], list[float]] = lambda prompt, option: [-float(len(option))]
@@ -45,9 +48,10 @@ class FakeBackend:
     retains: bool = True
     retained: dict[str, tuple[tuple[int, ...], float | None]] = field(default_factory=dict)
     num_retained: int = 0
+    takes_text: bool = False
 
     def __post_init__(self) -> None:
-        self.frames: Frames | None = Frames(self.render)
+        self.frames: Frames | None = None if self.takes_text else Frames(self.render)
 
     def check(self, params: Params) -> None:
         self.refuses(params)
@@ -66,21 +70,22 @@ class FakeBackend:
 
     async def _generate(self, request: GenRequest) -> Generated:
         prompt, params = request.prompt, request.params
-        whole = bytes(prompt.ids).decode() + prompt.text
-        assert whole == prompt.whole
+        whole = prompt.whole
+        assert self.takes_text or whole == bytes(prompt.ids).decode() + prompt.text
         data = whole.encode()
         cached = max((n for n in range(len(data) + 1) if data[:n] in self.seen), default=0)
         await asyncio.sleep(self.delay)
         samples = [self._sample(self.reply(whole), params) for _ in range(params.n or 1)]
         if request.on_text is not None:
-            for character in samples[0].text:
-                request.on_text(character)
+            entries = samples[0].logprobs or ()
+            for index, character in enumerate(samples[0].text):
+                request.on_text(character, entries[index : index + 1])
                 await asyncio.sleep(0)
         said = data + bytes(samples[0].kept_ids)
         self.seen |= {said[:n] for n in range(1, len(said) + 1)}
         return Generated(
             samples=samples,
-            prompt_ids=tuple(prompt.text.encode()),
+            prompt_ids=None if self.takes_text else tuple(prompt.text.encode()),
             num_prompt_tokens=len(data),
             num_cached_tokens=cached,
         )
@@ -96,7 +101,17 @@ class FakeBackend:
         ids = tuple(text.encode())
         logprobs = None
         if params.logprobs is not None:
-            logprobs = tuple({"token_id": i, "logprob": -0.5} for i in ids)
+            logprobs = tuple(
+                {
+                    "token_id": i,
+                    "token": chr(i),
+                    "logprob": -0.5,
+                    "top_ids": (i,) * params.logprobs,
+                    "top_tokens": (chr(i),) * params.logprobs,
+                    "top_logprobs": (-0.5,) * params.logprobs,
+                }
+                for i in ids
+            )
         return Sample(
             text=text,
             kept_ids=ids,
@@ -117,14 +132,16 @@ class FakeBackend:
         self.scorings.append(request)
         await asyncio.sleep(self.delay)
         whole = request.prompt.whole
+        rows = [tuple(self.score_of(whole, option)) for option in request.options]
         options = tuple(
             OptionScore(
                 text=option,
-                token_ids=tuple(option.encode()),
-                logprobs=tuple(self.score_of(whole, option)),
+                token_ids=tuple(range(len(row))),
+                tokens=("t",) * len(row),
+                logprobs=row,
                 unconditional=(tuple(self.score_of("", option)) if request.unconditional else ()),
             )
-            for option in request.options
+            for option, row in zip(request.options, rows, strict=True)
         )
         return Scored(options=options, num_prompt_tokens=len(whole), num_cached_tokens=len(whole))
 
@@ -138,6 +155,15 @@ class FakeBackend:
 def backend() -> Iterator[FakeBackend]:
     """The default backend of the test."""
     made = FakeBackend()
+    set_default_backend(made)
+    yield made
+    set_default_backend(None)
+
+
+@pytest.fixture
+def text_backend() -> Iterator[FakeBackend]:
+    """The default backend of the test, where text travels."""
+    made = FakeBackend(takes_text=True)
     set_default_backend(made)
     yield made
     set_default_backend(None)

@@ -204,10 +204,13 @@ def test_a_failure_reaches_whoever_follows(backend: Any) -> None:
         list(raises.run(stream=True).text_iter())
 
 
-def test_only_streams_can_be_followed(backend: Any) -> None:
+async def test_without_a_stream_the_text_comes_in_one_piece(backend: Any) -> None:
     state = choosing.run()
-    with pytest.raises(UsageError, match="stream=True"):
-        next(state.text_iter())
+    assert list(state.text_iter()) == ["I pick apple colour ok"]
+    assert list(state.text_iter("value")) == ["ok"]
+    assert [piece async for piece in state.text_async_iter("type")] == ["apple"]
+    ((text, facts),) = [p async for p in state.text_async_iter("type", return_meta_data=True)]
+    assert text == "apple" and "scores" in facts
 
 
 async def test_finished_programs_leave_nothing_behind(backend: Any) -> None:
