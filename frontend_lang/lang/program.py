@@ -21,7 +21,7 @@ from .params import Params, make_params
 from .prefix import common_content, compute
 from .session import Session
 from .state import State
-from .trace import Placeholder, Trace, TraceExecutor, TraceSession
+from .trace import Placeholder, Trace, TraceExecutor, TraceSession, traced_here
 from .waiting import LANGUAGE_LOOP, drive, settled, wait
 
 DEFAULT_MAX_TOKENS = 128
@@ -99,6 +99,9 @@ class Function:
             UsageError: the program or the call is written wrongly.
             Exception: whatever the body raises itself.
         """
+        tracing = traced_here()
+        if tracing is not None:
+            return self._called(tracing, args, kwargs)
         session, kwargs = self._session(backend, kwargs, stream=stream, timeout=timeout)
         state = State(session.root)
         if stream:
@@ -230,12 +233,24 @@ class Function:
         root = TraceExecutor(TraceSession())
         trace = Trace(self._body.__name__, root)
         try:
-            self._body(State(root), **given)  # type: ignore[arg-type]  # what State needs of one
+            with root.entered():
+                self._body(State(root), **given)  # type: ignore[arg-type]  # what State needs of one
         except Exception as error:
             if isinstance(error, UsageError):
                 raise
             trace.end = f"the body needs real values ({type(error).__name__}: {error})"
         return trace
+
+    def _called(
+        self, tracing: TraceExecutor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> State:
+        """What this program would do, as a part of one that is being traced."""
+        given = {n: v for n, v in kwargs.items() if n not in _PARAMS - self._names}
+        root = tracing.call(self._body.__name__)
+        state = State(root)  # type: ignore[arg-type]  # what State needs of one
+        with root.entered():
+            state.ret_value = self._body(state, *args, **{**self._bound, **given})
+        return state
 
     def _session(
         self,

@@ -6,8 +6,10 @@ cannot go on without a real value the trace ends, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +46,14 @@ class _Branches:
 
 
 @dataclass
+class _Called:
+    """Another program that the body runs."""
+
+    name: str
+    root: TraceExecutor
+
+
+@dataclass
 class TraceSession:
     """The facts of a run that a state asks for."""
 
@@ -64,10 +74,25 @@ class TraceExecutor:
     values: dict[str, Future[Any]] = field(default_factory=dict)
     metas: dict[str, dict[str, Any]] = field(default_factory=dict)
     own_names: dict[str, None] = field(default_factory=dict)
-    done: list[nodes.Node | _Branches] = field(default_factory=list)
+    done: list[nodes.Node | _Branches | _Called] = field(default_factory=list)
     error: None = None
     observed: bool = False
     log: None = None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A body runs here; programs that it runs are written down in their place."""
+        token = _TRACING.set(self)
+        try:
+            yield
+        finally:
+            _TRACING.reset(token)
+
+    def call(self, name: str) -> TraceExecutor:
+        """Write down that another program runs, which is traced in what this returns."""
+        root = TraceExecutor(self.session)
+        self.done.append(_Called(name, root))
+        return root
 
     def enqueue(self, node: nodes.Node) -> bool:
         """Write a node down; there is never anything to start."""
@@ -146,6 +171,8 @@ class TraceExecutor:
         for item in self.done:
             if isinstance(item, _Branches):
                 lines += self._branch_lines(item, indent)
+            elif isinstance(item, _Called):
+                lines += [f"{indent}{item.name}:", *item.root.lines(f"{indent}  ")]
             elif isinstance(item, nodes.RoleEnd | nodes.ScopeEnd):
                 indent = indent[:-2]
             else:
@@ -162,3 +189,11 @@ class TraceExecutor:
         if item.joined is not None:
             lines.append(f"{indent}join({item.joined})")
         return lines
+
+
+_TRACING: ContextVar[TraceExecutor | None] = ContextVar("tracing", default=None)
+
+
+def traced_here() -> TraceExecutor | None:
+    """The state whose body is being traced on this thread, if one is."""
+    return _TRACING.get()

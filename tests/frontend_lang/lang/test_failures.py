@@ -1,4 +1,24 @@
-"""Programs fail loudly: what SGLang's frontend swallows, drops, or hangs on."""
+"""Programs fail loudly: what SGLang's frontend (0.5.23) swallows, drops, or hangs on.
+
+What goes wrong there, and where it is tested here, in this file unless another is named:
+
+    reads hang after a failure                   after_a_failure_nothing_hangs_and_every_read_raises
+    run hides failures, reads raise KeyError     run_raises_and_brings_what_there_was
+    a parent does not learn of a branch's        a_branch_that_fails_fails_its_parent_at_the_join
+    concate_and_append has no route              test_exact: branches_that_are_appended_keep_…
+    the caller's list of stops grows             the_callers_lists_stay_as_they_are
+    a log-probability of 0.0 counts as missing   a_certain_token_counts_in_the_mean
+    a block that raises stays open               a_block_is_closed_when_it_raises
+    branches lose meta data                      branches_keep_parameters_facts_and_the_system_message
+    branches, and bind, lose the speculation     test_speculation: branches_have_the_guess_…;
+                                                 test_sglang: a_program_keeps_its_function_and_…
+    branches lose pictures                       test_sglang: pictures_are_refused_before_anything_…
+    copies of parameters lose regex and dtype    test_sglang: a_form_survives_the_runs_parameters_…
+    gens without a name share one                gens_without_a_name_do_not_share_one
+    speculation compares characters to tokens    test_speculation: a_limit_holds_as_if_nothing_…
+    the system message is lost on the second gen branches_keep_parameters_facts_and_the_system_message
+    a thread for every state                     test_concurrency
+"""
 
 from __future__ import annotations
 

@@ -73,6 +73,32 @@ def sgl_tool(x: int) -> int:
     return x
 
 
+def test_a_trace_shows_the_programs_that_a_program_runs_and_asks_no_model(backend: Any) -> None:
+    @sgl.function
+    def expand(s: sgl.State, tip: str) -> str:
+        s += "Expand " + tip + sgl.gen("paragraph")
+        return "ended"
+
+    @sgl.function
+    def suggest(s: sgl.State, topic: str) -> None:
+        s += topic + sgl.gen("tip")
+        expanded = expand(tip=s["tip"], temperature=0)
+        assert expanded.ret_value == "ended"
+        s += "So: " + expanded["paragraph"]
+
+    assert str(suggest.trace()) == (
+        "suggest:\n"
+        "  text '{topic}'\n"
+        "  gen('tip')\n"
+        "  expand:\n"
+        "    text 'Expand {tip}'\n"
+        "    gen('paragraph')\n"
+        "  text 'So: {paragraph}'"
+    )
+    assert backend.requests == []
+    assert expand.run(tip="x")["paragraph"] == "ok"
+
+
 def test_a_trace_of_a_loop_without_end_is_an_error() -> None:
     @sgl.function
     def program(s: sgl.State) -> None:
