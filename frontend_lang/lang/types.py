@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 from .errors import UsageError
 
-# A model that has written a number goes on with a blank far rather than with its end token, so numbers
-# may be followed by one, which is a stop string: it ends the answer and is no part of it.
-REGEX_INT = r"[-+]?[0-9]{1,18}[ \n]?"
-REGEX_FLOAT = r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?[ \n]?"
+_INT = r"[-+]?[0-9]{1,18}"
+_FLOAT = r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?"
+# With room for a blank, for programs that make patterns of them.
+REGEX_INT = _INT + r"[ \n]?"
+REGEX_FLOAT = _FLOAT + r"[ \n]?"
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r'"[^"\\\n]*"'
-BLANKS = (" ", "\n")
+
+# A model ends a number by going on with something else, hardly ever with its end token; where it could
+# write nothing but digits it would write them all. So what may follow is allowed, in the tokens in which
+# a model writes it, and its first character is a stop string: it is no part of the answer.
+_AFTER_FLOAT = tuple(" \n\t,;:!?)]}\"'/%*<=")
+_AFTER_INT = (".", *_AFTER_FLOAT)
 
 _SCALARS: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    int: (REGEX_INT, int),
-    float: (REGEX_FLOAT, float),
+    int: (_INT, int),
+    float: (_FLOAT, float),
     bool: (REGEX_BOOL, lambda text: text == "True"),
     str: (REGEX_STR, lambda text: text[1:-1]),
 }
@@ -40,8 +47,11 @@ def dtype_constraint(dtype: Any) -> dict[str, Any]:
 
 
 def _scalar(kind: Any) -> dict[str, Any]:
-    regex = {"regex": _SCALARS[kind][0]}
-    return {**regex, "stop": BLANKS} if kind in (int, float) else regex
+    pattern = _SCALARS[kind][0]
+    if kind not in (int, float):
+        return {"regex": pattern}
+    after = _AFTER_INT if kind is int else _AFTER_FLOAT
+    return {"regex": rf"{pattern}([{re.escape(''.join(after))}][\s\S]{{0,40}})?", "stop": after}
 
 
 def constraint_of(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

@@ -59,7 +59,9 @@ def prepare(text: str) -> dict[str, Any]:
         if id(node) not in combined:
             _close(node)
     if not close_endless(schema):
-        raise GrammarError("The schema cannot be used: it requires itself without end.")
+        raise GrammarError(
+            "The schema cannot be used: no text can match it, as it requires itself without end."
+        )
     return schema
 
 

@@ -68,7 +68,6 @@ def test_a_conversation_computes_only_what_is_new() -> None:
 
     questions = ["What is the capital of France?", "List two sights there.", "Which is older?"]
     state = talk.run(questions=questions, temperature=0)
-    assert "Paris" in state["answer0"]
     assert [m["role"] for m in state.messages()] == ["system", *["user", "assistant"] * 3]
     for turn in (1, 2):
         before = state.meta(f"answer{turn - 1}")

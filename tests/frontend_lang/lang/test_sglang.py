@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import ramet as sgl
 from ramet import ProgramError, Unsupported, UsageError
-from ramet.lang.types import REGEX_FLOAT, REGEX_INT
 
 
 @pytest.mark.parametrize("kind", [int, "int", float, "float"])
-def test_a_blank_ends_a_number_and_the_callers_stops_stay(backend: Any, kind: Any) -> None:
+def test_what_follows_a_number_ends_it_and_the_callers_stops_stay(backend: Any, kind: Any) -> None:
     backend.reply = lambda prompt: "24 hours"
 
     @sgl.function
@@ -22,8 +22,12 @@ def test_a_blank_ends_a_number_and_the_callers_stops_stay(backend: Any, kind: An
     state = program.run()
     assert state["hours"] == "24" and state.text() == "A day has 24."
     params = backend.requests[0].params
-    assert params.regex == (REGEX_INT if "int" in str(kind) else REGEX_FLOAT)
-    assert params.stop == ("h", " ", "\n")
+    assert params.stop[:2] == ("h", "." if "int" in str(kind) else " ")
+    assert {" ", "\n", ",", "}"} <= set(params.stop)
+    for text in ("24", "-3", "24 hours", "24,", "24\n"):
+        assert re.fullmatch(params.regex, text)
+    for text in ("", "hours", " 24", "24h"):
+        assert not re.fullmatch(params.regex, text)
 
 
 @pytest.mark.parametrize("kind", [list, "list", None.__class__])
@@ -40,7 +44,7 @@ def test_arguments_may_be_given_by_position(backend: Any) -> None:
     program.run()
     got = [(r.params.max_tokens, r.params.min_tokens, r.params.n) for r in backend.requests]
     assert got == [(5, 2, 3), (4, None, 2), (6, None, 1)]
-    assert [r.params.stop for r in backend.requests] == [("x",), (" ", "\n"), ("y",)]
+    assert [r.params.stop for r in backend.requests[::2]] == [("x",), ("y",)]
 
 
 def test_a_runs_parameters_have_sglangs_names_too(backend: Any) -> None:
@@ -54,6 +58,19 @@ def test_a_runs_parameters_have_sglangs_names_too(backend: Any) -> None:
         program.run(stop_regex="x")
     with pytest.raises(UsageError, match="logprob_start_len is not supported"):
         program.run(logprob_start_len=0)
+
+
+@pytest.mark.parametrize("how", [{"regex": "a+"}, {"dtype": bool}, {"json_schema": "{}"}])
+def test_a_form_survives_the_runs_parameters_and_a_fork(backend: Any, how: dict[str, Any]) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.gen("x", **how)
+        (branch,) = s.fork(1)
+        branch += sgl.gen("y", **how)
+
+    program.run(temperature=0.5, stop="!")
+    first, second = (request.params for request in backend.requests)
+    assert first == second and first.constraint is not None and first.temperature == 0.5
 
 
 def test_a_choice_takes_no_limit(backend: Any) -> None:
