@@ -52,6 +52,8 @@ def smollm2(smollm2_path: Path) -> Path:
 
 
 TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}"
+    "as <tool_call><|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

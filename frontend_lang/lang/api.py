@@ -14,7 +14,7 @@ from .choices import ChoicesMethod, token_length_normalized
 from .defaults import resolve_backend
 from .errors import UsageError
 from .params import make_params
-from .tools import Tool, as_tools, describe
+from .tools import Tool, as_tools
 from .types import constraint_of, dtype_constraint, schema_text
 
 _THINKING_MODELS = ("qwen3", "deepseek-r1", "deepseek-v3", "glm45", "kimi_k2")
@@ -46,7 +46,7 @@ def gen(
         stop: texts that end the answer and are no part of it.
         choices: one of these is taken; see `select`.
         dtype: int, float, bool or str, or its name: the text must be one; the variable stays text.
-            A blank ends a number.
+            A number ends where the model goes on with a blank or a punctuation mark.
         type: the same for more types (Literal, pydantic models, dataclasses, lists, …), and the variable
             is a value of that type.
         json_schema: the text must be JSON that fits: schema as text or dictionary, or a pydantic model.
@@ -87,7 +87,7 @@ def gen(
     if tools is None:
         return node
     known = as_tools(tools)
-    return nodes.sequence([nodes.Tell(describe(known)), replace(node, tools=known)])
+    return nodes.sequence([nodes.Tell(known), replace(node, tools=known)])
 
 
 def _ended(params: dict[str, Any], constraint: dict[str, Any]) -> dict[str, Any]:

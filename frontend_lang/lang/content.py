@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .backends.base import Generated, Message, Prompt
-from .chat import Frames
+from .chat import Frames, Tools
 from .errors import UsageError
 
 
@@ -61,6 +61,7 @@ class Content:
         version: grows with every change.
         scopes: name -> what was said since that scope began.
         told: instructions about tools that are in the content.
+        tools: those that the chat template lists.
     """
 
     ids: tuple[int, ...] = ()
@@ -76,6 +77,7 @@ class Content:
     version: int = 0
     scopes: dict[str, list[str]] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
+    tools: Tools = ()
 
     def fork(self) -> Content:
         """A copy for a branch."""
@@ -137,11 +139,11 @@ class Content:
                 status = "ended"
             else:
                 if status == "ended":
-                    out.append((await frames.around(roles))[-1] if frames else "")
+                    out.append((await frames.around(roles, self.tools))[-1] if frames else "")
                     status = "closed"
                 out.append(item)
         if status == "ended":
-            out.append((await frames.around(roles))[-1] if frames else "")
+            out.append((await frames.around(roles, self.tools))[-1] if frames else "")
             if generates:
                 status = "closed"
         return Resolved("".join(out), roles, status)
@@ -151,10 +153,10 @@ class Content:
     ) -> str:
         if frames is None:
             return ""
-        opening = await frames.opening(roles, generates=generates)
+        opening = await frames.opening(roles, self.tools, generates=generates)
         if status == "closed" and len(roles) > 1:
             # The end of the message before stands already, with something behind it.
-            closing = (await frames.around(roles[:-1]))[-1]
+            closing = (await frames.around(roles[:-1], self.tools))[-1]
             return opening[_shared(opening, closing) :]
         return opening
 
@@ -209,6 +211,11 @@ class Content:
         said = "".join(item for item in branch.own if isinstance(item, str))
         for parts in scopes.values():
             parts.append(said)
+
+    @property
+    def may_list_tools(self) -> bool:
+        """Whether the chat template can still list tools: there are messages, and none is written yet."""
+        return not self.roles and any(isinstance(item, Opened) for item in self.pending)
 
     def tell(self, instruction: str) -> None:
         """Put an instruction where the model will read it, once.

@@ -19,6 +19,7 @@ from .content import Closed, Content, Opened
 from .errors import ProgramCancelled, ProgramError, UsageError
 from .report import Branches, Step
 from .stream import Said, TextLog
+from .telling import tell
 
 if TYPE_CHECKING:
     from .session import Session
@@ -306,7 +307,7 @@ class Executor:
         elif isinstance(node, nodes.ScopeEnd):
             self.set(node.name, "".join(content.scopes.pop(node.name)), {})
         elif isinstance(node, nodes.Tell):
-            content.tell(node.instruction)
+            return tell(self, node.tools)
         elif isinstance(node, nodes.ToolLoop):
             from .tool_loop import run_tool_loop
 

@@ -127,12 +127,12 @@ class ToolLoop(Node):
 
 @dataclass(frozen=True, slots=True)
 class Tell(Node):
-    """An instruction about tools, put where the model reads it; once per state."""
+    """The model is told of tools, once per state."""
 
-    instruction: str
+    tools: tuple[Tool, ...]
 
     def lines(self, indent: str = "") -> list[str]:
-        return [f"{indent}tools: {shortened(self.instruction)}"]
+        return [f"{indent}tools: {', '.join(tool.name for tool in self.tools)}"]
 
 
 @dataclass(frozen=True, slots=True)

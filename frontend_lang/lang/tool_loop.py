@@ -12,8 +12,9 @@ from . import nodes
 from .asking import generate, retain
 from .content import Closed, Opened
 from .errors import ToolLoopError
+from .telling import tell
 from .tool_calls import ToolCall, parse_tool_calls
-from .tools import Tool, describe
+from .tools import Tool
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -35,7 +36,7 @@ async def run_tool_loop(executor: Executor, node: nodes.ToolLoop) -> None:
 
 async def _run(executor: Executor, node: nodes.ToolLoop) -> None:
     content = executor.content
-    content.tell(describe(node.tools))
+    await tell(executor, node.tools)
     params = node.params.over(executor.session.defaults)
     calls: list[dict[str, Any]] = []
     totals = dict.fromkeys(("completion_tokens", "latency"), 0.0)

@@ -65,6 +65,7 @@ class RenderRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     messages: list[dict[str, Any]]
     model: str | None = None
     add_generation_prompt: bool = False
+    tools: list[dict[str, Any]] | None = None
 
 
 class NativeRoutes:
@@ -130,7 +131,9 @@ class NativeRoutes:
         model.check_name(body.model)
         text = await asyncio.to_thread(
             lambda: model.chat_template.render(
-                body.messages, add_generation_prompt=body.add_generation_prompt
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt,
             )
         )
         return Response(_encode({"text": text}), media_type="application/json")

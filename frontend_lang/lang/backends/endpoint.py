@@ -7,7 +7,7 @@ one round trip and one batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -131,9 +131,16 @@ class RuntimeEndpoint:
             num_cached_tokens=result["num_cached_tokens"],
         )
 
-    async def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    async def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
         plain = [{"role": message.role, "content": message.content} for message in messages]
-        body = {"messages": plain, "add_generation_prompt": add_generation_prompt}
+        body: dict[str, Any] = {"messages": plain, "add_generation_prompt": add_generation_prompt}
+        if tools is not None:
+            body["tools"] = tools
         return str((await self._http.post("/render", body))["text"])
 
     def _prompt(self, request: GenRequest | ScoreRequest) -> dict[str, Any]:

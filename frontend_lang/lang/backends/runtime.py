@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -166,10 +166,17 @@ class Runtime:
             rows.append(tuple([0.0] * (num_tokens - len(values)) + values))
         return rows, sum(completion.num_cached_tokens for completion in completions)
 
-    async def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    async def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         return await asyncio.to_thread(
-            lambda: self._template.render(plain, add_generation_prompt=add_generation_prompt)
+            lambda: self._template.render(
+                plain, tools=tools, add_generation_prompt=add_generation_prompt
+            )
         )
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -31,7 +31,8 @@ Reply = Callable[[str], str]
 class FakeBackend:
     """Tokens are bytes. Stops at stop strings; counts as cached what an earlier request has seen.
 
-    With `takes_text` it is one of the backends where text travels, and messages.
+    With `takes_text` it is one of the backends where text travels, and messages. With `lists_tools` its
+    template has a place for tools.
     """
 
     reply: Reply = lambda prompt: "ok"
@@ -49,6 +50,7 @@ class FakeBackend:
     retained: dict[str, tuple[tuple[int, ...], float | None]] = field(default_factory=dict)
     num_retained: int = 0
     takes_text: bool = False
+    lists_tools: bool = False
 
     def __post_init__(self) -> None:
         self.frames: Frames | None = None if self.takes_text else Frames(self.render)
@@ -145,9 +147,13 @@ class FakeBackend:
         )
         return Scored(options=options, num_prompt_tokens=len(whole), num_cached_tokens=len(whole))
 
-    async def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    async def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Any
+    ) -> str:
         self.num_renders += 1
-        text = "".join(f"<{m.role}>{m.content}</{m.role}>\n" for m in messages)
+        names = [tool["function"]["name"] for tool in tools or ()] if self.lists_tools else []
+        text = f"<tools>{names} as <tool_call>…</tool_call></tools>\n" if names else ""
+        text += "".join(f"<{m.role}>{m.content}</{m.role}>\n" for m in messages)
         return text + ("<assistant>" if add_generation_prompt else "")
 
 

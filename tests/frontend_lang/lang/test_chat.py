@@ -14,7 +14,7 @@ from ramet.lang.chat import Frames
 from ramet.lang.content import Closed, Content, Opened
 
 
-async def merging(messages: Sequence[Message], add_generation_prompt: bool) -> str:
+async def merging(messages: Sequence[Message], add_generation_prompt: bool, tools: Any) -> str:
     """Trims contents, drops thinking, puts neighbouring tool results into one turn."""
     out = "<bos>"
     for index, message in enumerate(messages):
@@ -29,7 +29,7 @@ async def merging(messages: Sequence[Message], add_generation_prompt: bool) -> s
     return out + ("[assistant]" if add_generation_prompt else "")
 
 
-async def dropping(messages: Sequence[Message], add_generation_prompt: bool) -> str:
+async def dropping(messages: Sequence[Message], add_generation_prompt: bool, tools: Any) -> str:
     return "".join(m.content for m in messages if m.role != "system")
 
 
@@ -107,11 +107,11 @@ async def test_the_rest_of_a_cut_token_is_text_again_and_shown_once() -> None:
 async def test_a_template_is_rendered_once_for_all_who_wait() -> None:
     calls = 0
 
-    async def slow(messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    async def slow(messages: Sequence[Message], add_generation_prompt: bool, tools: Any) -> str:
         nonlocal calls
         calls += 1
         await asyncio.sleep(0.01)
-        return await merging(messages, add_generation_prompt)
+        return await merging(messages, add_generation_prompt, tools)
 
     frames = Frames(slow)
     waiting = [asyncio.ensure_future(frames.around(("user",))) for _ in range(100)]
@@ -124,10 +124,10 @@ async def test_a_template_is_rendered_once_for_all_who_wait() -> None:
 async def test_a_rendering_that_failed_is_tried_again() -> None:
     answers: list[Any] = [RuntimeError("once")]
 
-    async def flaky(messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    async def flaky(messages: Sequence[Message], add_generation_prompt: bool, tools: Any) -> str:
         if answers:
             raise answers.pop()
-        return await merging(messages, add_generation_prompt)
+        return await merging(messages, add_generation_prompt, tools)
 
     frames = Frames(flaky)
     with pytest.raises(RuntimeError):

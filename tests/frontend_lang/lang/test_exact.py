@@ -205,6 +205,25 @@ def test_text_is_followed_and_samples_and_log_probabilities_come(exact: Any) -> 
     assert len(state.meta("x")["logprobs"][0]["top_ids"]) == 2
 
 
+def test_the_models_template_lists_tools(exact: Any) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.user("2 + 3?")
+        s += sgl.assistant(sgl.gen("x", max_tokens=4, tools=[add]))
+        s += sgl.user("And?") + sgl.assistant(sgl.gen("y", max_tokens=4))
+
+    state = program.run(backend=exact, temperature=0, ignore_eos=True)
+    start = "<|im_start|>tools\nadd as <tool_call><|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>"
+    assert state.text().startswith(start) and state.text().count("tools") == 1
+    before = state.meta("x")
+    assert state.meta("y")["cached_tokens"] >= before["prompt_tokens"] + 3
+    assert [message["role"] for message in state.messages()] == ["user", "assistant"] * 2
+
+
 def test_wrong_values_and_long_prompts_are_said_by_name(exact: Any) -> None:
     @sgl.function
     def program(s: sgl.State, text: str, temperature: float) -> None:

@@ -196,3 +196,49 @@ def test_gen_tells_of_tools_and_leaves_the_calls_to_the_program(backend: Any) ->
     state = program.run()
     assert state.meta("x")["tool_calls"] == (ToolCall("weather", {"city": "Oslo"}),)
     assert "<tools>" in state.messages()[0]["content"]
+
+
+def test_a_template_that_lists_tools_tells_of_them_itself(backend: Any) -> None:
+    backend.lists_tools = True
+    backend.reply = lambda prompt: (
+        "20 C" if "Paris: 20 C" in prompt else call("weather", city="Paris")
+    )
+    state = agent.run("How warm is Paris?", max_tokens=1000)
+    assert state["answer"] == "20 C"
+    assert state.messages()[0]["content"] == "You help."
+    first, second = (request.prompt.whole for request in backend.requests)
+    assert first.startswith("<tools>['weather', 'distance', 'fails'] as <tool_call>…</tool_call>")
+    assert second.startswith(first) and second.count("<tools>") == 1
+
+
+def test_tools_of_several_gens_are_listed_together_until_something_is_read(backend: Any) -> None:
+    backend.lists_tools = True
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.user("q") + sgl.assistant_begin()
+        s += sgl.gen("x", tools=[weather]) + sgl.gen("y", tools=[weather]) + sgl.assistant_end()
+        s += sgl.user("r") + sgl.assistant_begin() + sgl.gen("z", tools=[fails])
+
+    program.run()
+    first, second, third = (request.prompt.whole for request in backend.requests)
+    assert first.startswith("<tools>['weather'] as")
+    assert second == first + "ok"
+    # What has been read stays as it is; what comes later is said in a message.
+    assert third.startswith(second) and "<system>You may call functions" in third
+    assert '"name": "fails"' in third
+
+
+@pytest.mark.parametrize("has_roles", [True, False])
+def test_without_a_place_in_the_template_an_instruction_tells(
+    backend: Any, has_roles: bool
+) -> None:
+    backend.lists_tools = not has_roles
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.user("q") if has_roles else "q"
+        s += sgl.gen("x", tools=[weather])
+
+    program.run()
+    assert "<tools>\n{" in backend.requests[0].prompt.whole

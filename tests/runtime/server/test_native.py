@@ -195,3 +195,7 @@ async def test_a_conversation_is_rendered_by_the_models_template(http: httpx.Asy
     plain = (await http.post("/render", json={"messages": messages})).json()["text"]
     assert text == plain + "<|im_start|>assistant\n"
     assert (await http.post("/render", json={"messages": []})).status_code == 400
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    refused = await http.post("/render", json={**body, "tools": tools})
+    assert refused.status_code == 400 and "does not take tools" in refused.text
+    assert (await http.post("/render", json={**body, "tools": "f"})).status_code == 400
