@@ -19,7 +19,7 @@ from .defaults import resolve_backend
 from .errors import ProgramError, UsageError
 from .params import Params, make_params
 from .prefix import common_content, compute
-from .session import Session
+from .session import Session, running, running_here
 from .state import State
 from .trace import Placeholder, Trace, TraceExecutor, TraceSession, traced_here
 from .waiting import LANGUAGE_LOOP, drive, settled, wait
@@ -72,10 +72,17 @@ class Function:
         return Function(self._body, {**self._bound, **arguments}, self.num_api_spec_tokens)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the given state, as part of another program; or `run`, if there is none."""
+        """Run on the given state, as part of another program; or `run`, if there is none.
+
+        Within the body of a plain program it returns as soon as this body has ended, and what it has
+        asked for goes on beside the other program, which raises its failure unless somebody reads it.
+        """
         if args and isinstance(args[0], State):
             return self._body(*args, **{**self._bound, **kwargs})
-        return self.run(*args, **kwargs)
+        outer = running_here() if traced_here() is None else None
+        if outer is None or kwargs.get("stream") or inspect.iscoroutinefunction(self._body):
+            return self.run(*args, **kwargs)
+        return self._run_beside(outer, args, kwargs)
 
     def run(
         self,
@@ -275,6 +282,21 @@ class Function:
             session.limit(timeout)
         return session, rest
 
+    def _run_beside(self, outer: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        backend, timeout = kwargs.pop("backend", None), kwargs.pop("timeout", None)
+        session, kwargs = self._session(backend, kwargs, stream=False, timeout=timeout)
+        outer.begin(session)
+        state = State(session.root)
+        try:
+            with running(session):
+                state.ret_value = self._body(state, *args, **kwargs)
+        except BaseException as error:
+            _abandon(session, state, error)
+            session.observe()
+            raise
+        session.finish()
+        return state
+
     def _run_here(
         self, session: Session, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -289,7 +311,8 @@ class Function:
             future.result()
             return
         try:
-            state.ret_value = self._body(state, *args, **kwargs)
+            with running(session):
+                state.ret_value = self._body(state, *args, **kwargs)
             done = session.finish()
             wait(done)
             done.result()
@@ -365,7 +388,9 @@ def _raise_failure(session: Session, state: State) -> None:
     failed = session.failed()
     if failed is not None:
         assert failed.error is not None
-        what = "the program" if failed is session.root else f"branch {failed.label}"
+        what = f"branch {failed.label}" if failed.label else "the program"
+        if failed.session is not session:
+            what += " that it has run" if what == "the program" else " of a program that it has run"
         raise State(failed).failure(failed.error, what) from failed.error
 
 

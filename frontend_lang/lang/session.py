@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from uuid import uuid4
 
 from . import nodes
@@ -14,7 +16,24 @@ from .errors import ProgramCancelled, Unsupported, UsageError
 from .executor import Executor
 from .params import Params
 from .speculation import Speculation
-from .waiting import LANGUAGE_LOOP
+from .waiting import LANGUAGE_LOOP, settled
+
+_RUNNING: ContextVar[Session | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def running(session: Session) -> Iterator[None]:
+    """A plain body of the session runs here."""
+    token = _RUNNING.set(session)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def running_here() -> Session | None:
+    """The run whose plain body is on this thread, if one is."""
+    return _RUNNING.get()
 
 
 class Session:
@@ -29,6 +48,7 @@ class Session:
 
     Attributes:
         executors: of all its states, the root's first.
+        inner: runs of other programs that its body has begun, and that go on beside it.
         is_async: whether its body awaits what it reads.
         is_over: whether the body has ended.
         failure: what the run raised, once it has.
@@ -58,6 +78,9 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         backend.check(defaults)
         self.executors = [Executor(self, "")]
+        self.inner: list[Session] = []
+        self._is_inner = False
+        self._done: Future[None] | None = None
 
     @property
     def root(self) -> Executor:
@@ -89,8 +112,18 @@ class Session:
         """
         if self._cancelled is not None:
             raise ProgramCancelled(self._cancelled)
-        if self._ended:
+        if self._ended or (self._is_inner and self.is_over):
             raise UsageError("The program has ended; its state can only be read.")
+
+    def begin(self, inner: Session) -> None:
+        """Let another program's run go on beside this one, which does not end before it."""
+        inner._is_inner = True
+        self.inner.append(inner)
+
+    def observe(self) -> None:
+        """Say that somebody has been told of every failure."""
+        for executor in self.executors:
+            executor.observed = True
 
     def check(self, node: nodes.Node) -> None:
         """Pass if the backend can run the node; raises Unsupported."""
@@ -132,13 +165,19 @@ class Session:
         for executor in self.executors:
             executor.cancel(ProgramCancelled(reason))
             executor.wake()
+        for inner in self.inner:
+            inner._cancel(reason)
 
     def finish(self) -> Future[None]:
         """Say that the body has ended; done when everything that was added is done."""
         self.is_over = True
-        return LANGUAGE_LOOP.call(self._finish())
+        self._done = LANGUAGE_LOOP.call(self._finish())
+        return self._done
 
     async def _finish(self) -> None:
+        for inner in self.inner:
+            if inner._done is not None:
+                await settled(inner._done)
         for executor in self.executors:
             await executor.idle()
             executor.release()
@@ -149,8 +188,14 @@ class Session:
             await executor.flush()
 
     def failed(self) -> Executor | None:
-        """The state whose error the run must raise: the root, or a branch that nobody asked."""
+        """The state whose error the run must raise: the root, or a branch, or a program that it has run,
+        which nobody asked."""
         if self.root.error is not None:
             return self.root
         unseen = (e for e in self.executors if e.error is not None and not e.observed)
-        return next(unseen, None)
+        return next(unseen, None) or self._failed_inside()
+
+    def _failed_inside(self) -> Executor | None:
+        """The same of the runs beside it; one that somebody has asked is dealt with."""
+        found = (inner.failed() for inner in self.inner)
+        return next((e for e in found if e is not None and not e.observed), None)

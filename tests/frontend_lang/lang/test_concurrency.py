@@ -236,3 +236,77 @@ def test_programs_run_from_inside_programs(backend: Any) -> None:
         s["inner"] = inner.run()["x"] * n
 
     assert [s["inner"] for s in outer.run_batch([{"n": 1}, {"n": 2}])] == ["ok", "okok"]
+
+
+@sgl.function
+def expand(s: sgl.State, tip: str, **how: Any) -> str:
+    s += f"Expand {tip}:" + sgl.gen("paragraph", **how)
+    return tip
+
+
+def test_programs_that_a_program_runs_go_on_beside_each_other(backend: Any) -> None:
+    backend.delay = 0.02
+    backend.reply = lambda prompt: prompt[-2:]
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        expanded = [expand(tip=f"tip {i}") for i in range(4)]
+        assert [e.ret_value for e in expanded] == [f"tip {i}" for i in range(4)]
+        with pytest.raises(UsageError, match="ended"):
+            expanded[0].user("more")
+        s += "".join(e["paragraph"] for e in expanded)
+
+    (state, other) = program.run_batch([{}, {}])
+    assert state.text() == other.text() == "0:1:2:3:"
+    assert backend.most_live == 8
+
+
+@pytest.mark.parametrize("how", ["unread", "read", "raised", "caught"])
+def test_a_program_raises_the_failures_of_those_that_it_runs(backend: Any, how: str) -> None:
+    def reply(prompt: str) -> str:
+        if "bad" in prompt:
+            raise RuntimeError("no")
+        return "ok"
+
+    @sgl.function
+    def fails(s: sgl.State) -> None:
+        s += "bad" + sgl.gen("x")
+        if how == "raised":
+            s["x"]
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.gen("a")
+        if how != "caught":
+            inner = fails()
+            if how == "read":
+                inner["x"]
+            return
+        with pytest.raises(ProgramError, match="no"):
+            fails()["x"]
+
+    backend.reply = reply
+    if how == "caught":
+        assert program.run()["a"] == "ok"
+        return
+    with pytest.raises(ProgramError, match="no") as error:
+        program.run()
+    assert error.value.state is not None and error.value.state["a"] == "ok"
+    assert ("the program that it has run" in str(error.value)) == (how == "unread")
+
+
+def test_a_program_that_ends_early_takes_those_that_it_runs_with_it(backend: Any) -> None:
+    backend.delay = 30
+
+    @sgl.function
+    def program(s: sgl.State, breaks: bool) -> None:
+        for i in range(3):
+            expand(tip=str(i))
+        if breaks:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        program.run(breaks=True)
+    with pytest.raises(ProgramError, match="time limit"):
+        program.run(breaks=False, timeout=0.05)
+    assert backend.num_live == 0
