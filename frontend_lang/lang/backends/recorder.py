@@ -57,6 +57,11 @@ class Recorder:
         """The backend's."""
         return self.backend.frames
 
+    @property
+    def retains(self) -> bool:
+        """The backend's."""
+        return self.backend.retains
+
     def check(self, params: Params) -> None:
         """Pass if the backend can do it; see `Backend`."""
         self.backend.check(params)
@@ -86,6 +91,14 @@ class Recorder:
             raise
         finally:
             self._end(call, started)
+
+    async def retain(self, session: str, ids: tuple[int, ...], seconds: float | None) -> None:
+        """Keep a prefix; see `Backend`. It is no call."""
+        await self.backend.retain(session, ids, seconds)
+
+    def release(self, session: str) -> None:
+        """End what `retain` began."""
+        self.backend.release(session)
 
     def close(self) -> None:
         """Close the backend, if it can be closed. Safe to call twice."""

@@ -53,3 +53,15 @@ def test_what_the_backend_refuses_is_refused(backend: Any) -> None:
     backend.refuses = refuse
     with recorder as made, pytest.raises(UsageError, match="no"):
         branching.run(backend=made)
+
+
+def test_what_is_retained_is_retained_by_the_backend(backend: Any) -> None:
+    recorder = Recorder(backend)
+
+    @ramet.function
+    def waits(s: ramet.State) -> None:
+        s += "x" + ramet.gen("y")
+        s.retain(30)
+
+    waits.run(backend=recorder)
+    assert backend.num_retained == 1 and len(recorder.calls) == 1
