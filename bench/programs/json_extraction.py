@@ -183,6 +183,6 @@ PROGRAM = Program(
     size=size,
     arguments=arguments,
     judge=judge,
-    num_sessions=40,
+    num_sessions=24,
     concurrency=8,
 )

@@ -120,7 +120,7 @@ PROGRAM = Program(
     size=size,
     arguments=arguments,
     judge=judge,
-    num_sessions=6,
-    concurrency=6,
+    num_sessions=4,
+    concurrency=4,
     replays=True,
 )
