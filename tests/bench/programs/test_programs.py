@@ -115,6 +115,7 @@ def test_sessions_longer_than_the_context_are_counted_not_sent(
 def test_failures_are_counted_by_reason(local: EngineTarget, data: Path) -> None:
     class Failing:
         frames = None
+        retains = False
 
         def check(self, params: Any) -> None:
             pass
