@@ -285,8 +285,9 @@ def test_random_traffic_keeps_every_invariant(simulate: Simulate, data: st.DataO
         prefix_cache=data.draw(st.sampled_from([True, True, True, False])),
     )
     pool = [tokens(seed, 40) for seed in range(2)]
+    actions = ["add", "add", "step", "step", "step", "abort", "turn", "retain"]
     for _ in range(data.draw(st.integers(5, 40))):
-        action = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort", "turn"]))
+        action = data.draw(st.sampled_from(actions))
         if action == "add":
             shared = data.draw(st.sampled_from(pool))[: data.draw(st.integers(0, 40))]
             own = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
@@ -295,7 +296,13 @@ def test_random_traffic_keeps_every_invariant(simulate: Simulate, data: st.DataO
                 max_tokens=data.draw(st.integers(0, 10)),
                 namespace=data.draw(st.sampled_from(["", "", "x"])),
                 priority=data.draw(st.sampled_from([0, 0, 1])),
+                group=data.draw(st.sampled_from(["", "g", "h"])),
             )
+        elif action == "retain":
+            if sim.requests:
+                request = data.draw(st.sampled_from(sim.requests))
+                sim.cache.retain(request.token_ids, request.namespace, max_blocks=20)
+                sim.check()
         elif action == "turn":
             ended = [r for r in sim.requests if r.status is RequestStatus.FINISHED]
             if ended:
