@@ -158,9 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", metavar="MODEL")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of the text")
     parser.add_argument("--window", type=int, default=512, help="tokens scored together")
-    parser.add_argument("--answers", type=int, default=64, help="greedy continuations")
+    parser.add_argument("--answers", type=int, default=32, help="greedy continuations")
     arguments = parser.parse_args()
     results = []
     for precision in arguments.precisions:
