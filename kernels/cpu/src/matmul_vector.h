@@ -51,16 +51,20 @@ struct VectorMatmul {
   private:
     // As many sums as the registers hold: 32 of them with AVX-512, 16 otherwise.
     static constexpr int kRows = S::W == 16 ? 8 : 4;
-    static constexpr int kVectors = 2;
-    static constexpr int kSpan = kVectors * S::W;
+
+    // Vectors of columns at a time: all of them for one row, which reads a panel in one stream then, and
+    // whose sums are too few otherwise to keep the arithmetic units busy.
+    template <int R>
+    static constexpr int kVectors = R == 1 ? kPanel / S::W : 2;
 
     template <class T, int R>
     static void rows(const T* a, const T* b, int num_groups, float* c, std::size_t ldc,
                      bool more, FetchAhead& ahead) {
-        for (int column = 0; column < kPanel; column += kSpan) {
-            typename S::Reg sum[R][kVectors];
+        constexpr int V = kVectors<R>;
+        for (int column = 0; column < kPanel; column += V * S::W) {
+            typename S::Reg sum[R][V];
             for (int r = 0; r < R; ++r) {
-                for (int v = 0; v < kVectors; ++v) {
+                for (int v = 0; v < V; ++v) {
                     sum[r][v] = more ? S::load(c + r * ldc + column + v * S::W) : S::zero();
                 }
             }
@@ -69,38 +73,37 @@ struct VectorMatmul {
                 step<R>(sum, a + group * kTileRows * kGroup, b + group * kGroup * kPanel, column);
             }
             for (int r = 0; r < R; ++r) {
-                for (int v = 0; v < kVectors; ++v) {
+                for (int v = 0; v < V; ++v) {
                     S::store(c + r * ldc + column + v * S::W, sum[r][v]);
                 }
             }
         }
     }
 
-    template <int R>
-    static void step(typename S::Reg (&sum)[R][kVectors], const bf16* a, const bf16* b, int column) {
+    template <int R, int V>
+    static void step(typename S::Reg (&sum)[R][V], const bf16* a, const bf16* b, int column) {
         for (int pair = 0; pair < kGroup / 2; ++pair) {
-            typename S::Pairs w[kVectors];
-            for (int v = 0; v < kVectors; ++v) {
+            typename S::Pairs w[V];
+            for (int v = 0; v < V; ++v) {
                 const int first = column + v * S::W;
                 w[v] = S::load_pairs(b + first / kHalf * (kGroup * kHalf) + pair * kPanel +
                                      first % kHalf * 2);
             }
             for (int r = 0; r < R; ++r) {
                 const auto x = S::set1_pair(a + r * kGroup + 2 * pair);
-                for (int v = 0; v < kVectors; ++v) sum[r][v] = S::dot(sum[r][v], x, w[v]);
+                for (int v = 0; v < V; ++v) sum[r][v] = S::dot(sum[r][v], x, w[v]);
             }
         }
     }
 
-    template <int R>
-    static void step(typename S::Reg (&sum)[R][kVectors], const float* a, const float* b,
-                     int column) {
+    template <int R, int V>
+    static void step(typename S::Reg (&sum)[R][V], const float* a, const float* b, int column) {
         for (int k = 0; k < kGroup; ++k) {
-            typename S::Reg w[kVectors];
-            for (int v = 0; v < kVectors; ++v) w[v] = S::load(b + k * kPanel + column + v * S::W);
+            typename S::Reg w[V];
+            for (int v = 0; v < V; ++v) w[v] = S::load(b + k * kPanel + column + v * S::W);
             for (int r = 0; r < R; ++r) {
                 const auto x = S::set1(a[r * kGroup + k]);
-                for (int v = 0; v < kVectors; ++v) sum[r][v] = S::fma(x, w[v], sum[r][v]);
+                for (int v = 0; v < V; ++v) sum[r][v] = S::fma(x, w[v], sum[r][v]);
             }
         }
     }
