@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kRowBlockBytes = std::size_t{256} << 10;
 constexpr int kTasksPerThread = 4;
 // Elements below which handing work to other threads costs more than it saves.
-constexpr int kMinElements = 1 << 14;
+constexpr std::int64_t kMinElements = 1 << 12;
 
 QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
                         const LinearCall& call) {
@@ -19,8 +19,11 @@ QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
     auto* tiles =
         static_cast<QuantizedTile*>(pool.activations().reserve(num_tiles * sizeof(QuantizedTile)));
     const QuantizeJob job{weight.dtype(), call.x, call.x_stride, weight.in_features(), tiles};
-    const int piece = larger(larger(1, kMinElements / weight.in_features()),
-                             ceil_div(call.num_rows, pool.size() * kTasksPerThread));
+    const std::int64_t num_elements =
+        static_cast<std::int64_t>(call.num_rows) * weight.in_features();
+    const auto num_pieces = static_cast<int>(larger<std::int64_t>(
+        1, smaller<std::int64_t>(num_elements / kMinElements, pool.size() * kTasksPerThread)));
+    const int piece = ceil_div(call.num_rows, num_pieces);
     pool.run(ceil_div(call.num_rows, piece), [&](int task, int) {
         compute.kernels.quantize(job, task * piece, smaller(call.num_rows, (task + 1) * piece));
     });
