@@ -147,6 +147,23 @@ def test_a_quantized_model_is_the_model_of_its_rounded_weights(
     torch.testing.assert_close(logits(quantized, model), logits(plain, model), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.skipif(not ops.is_built(), reason="the native kernels were not built")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_native_kernels_differ_by_the_rounding_of_activations(
+    tiny_model: Callable[..., Any],
+    memory_source: Callable[..., Any],
+    family: str,
+    quantization: str,
+) -> None:
+    name, options = FAMILIES[family]
+    model = tiny_model(name, **options)
+    source = memory_source(model.hf_config, model.tensors())
+    native = logits(load(source, model, quantization, "cpu"), model)
+    exact = logits(load(source, model, quantization), model)
+    assert 0 < (native - exact).norm() < 0.05 * exact.norm()
+
+
 def test_what_a_file_stores_in_few_bits_is_not_rounded_again(
     tiny_model: Callable[..., Any],
 ) -> None:
