@@ -2,13 +2,14 @@
 
     python -m ramet.bench.kernels_cpu [--isa amx] [--threads 2]
 
-Weights are as many as the model has, so that they come from memory as in a real step. The figures are
-the best and the median of short runs.
+Weights are as many as the model has, and caches those of several layers, so that they come from memory
+as in a real step. The figures are the best and the median of short runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from ramet.kernels.quantization import QuantizedWeight, quantize
 
 NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
+CACHE_BYTES = 256 << 20
 ROWS = (1, 4, 16, 32, 64, 128, 512)
 QUANTIZED_ROWS = (1, 8, 32, 512)
 # (sequences, new tokens each, tokens of KV each, how many of them all sequences share)
@@ -98,23 +100,19 @@ def products(kernels: CpuKernels, bits: int) -> None:
 def attention(kernels: CpuKernels) -> None:
     """Attention of all layers of a step."""
     for num_seqs, num_new, kv_len, num_shared in STEPS:
-        num_blocks = -(-kv_len // SHAPE.block_size)
-        tables = torch.randperm(num_seqs * num_blocks).view(num_seqs, num_blocks)
-        num_shared_blocks = num_shared // SHAPE.block_size
-        tables[:, :num_shared_blocks] = tables[:1, :num_shared_blocks].clone()
-        caches = torch.randn(
-            2, num_seqs * num_blocks, SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim
-        ).to(torch.bfloat16)
+        tables, keys, values = caches(num_seqs, kv_len, num_shared)
         q = torch.randn(num_seqs * num_new, SHAPE.num_heads, SHAPE.head_dim).to(torch.bfloat16)
         plan = kernels.plan_attention(
             SHAPE,
             cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32) * num_new,
             kv_lens=torch.full((num_seqs,), kv_len, dtype=torch.int32),
-            block_tables=tables.to(torch.int32),
+            block_tables=tables,
         )
+        layers = itertools.cycle(range(keys.shape[0]))
 
         def layer() -> None:
-            kernels.attention(q, caches[0], caches[1], plan, scale=0.125)  # noqa: B023
+            i = next(layers)  # noqa: B023
+            kernels.attention(q, keys[i], values[i], plan, scale=0.125)  # noqa: B023
 
         best, median = measure(layer, 25)
         print(
@@ -122,6 +120,22 @@ def attention(kernels: CpuKernels) -> None:
             f"{NUM_LAYERS} layers {best * NUM_LAYERS * 1e3:7.2f} ms "
             f"(median {median * NUM_LAYERS * 1e3:7.2f})"
         )
+
+
+def caches(
+    num_seqs: int, kv_len: int, num_shared: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Block tables over shuffled blocks, and some layers' keys and values, every block in use."""
+    num_blocks = -(-kv_len // SHAPE.block_size)
+    num_shared_blocks = num_shared // SHAPE.block_size
+    ids = torch.randperm(num_shared_blocks + num_seqs * (num_blocks - num_shared_blocks))
+    shared, own = ids.to(torch.int32).tensor_split([num_shared_blocks])
+    tables = torch.cat((shared.expand(num_seqs, -1), own.view(num_seqs, -1)), dim=1)
+    layer = torch.randn(2, len(ids), SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
+    num_layers = min(NUM_LAYERS, -(-CACHE_BYTES // (2 * layer.numel())))
+    keys, values = layer.to(torch.bfloat16)
+    shape = (num_layers, *keys.shape)
+    return tables, keys.expand(shape).contiguous(), values.expand(shape).contiguous()
 
 
 def measure(run: Callable[[], None], times: int) -> tuple[float, float]:
