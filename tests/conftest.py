@@ -140,6 +140,8 @@ def server_url(tiny_folder: Path) -> Iterator[str]:
             found = re.search(r"http://[\d.]+:\d+", line)
             if found:
                 break
+        # It bounds the start; the session may take as long as it takes.
+        watchdog.cancel()
         assert found, "the server ended before it was ready"
         yield found[0]
     finally:
