@@ -1,15 +1,17 @@
 #include "dense_ops.h"
 
 #include "quantized_ops.h"
+#include "tasks.h"
 
 namespace ramet {
 namespace {
 
 // Elements below which handing work to other threads costs more than it saves.
 constexpr std::int64_t kMinElements = 1 << 14;
-// Activations of one row block: they stay in a core's second-level cache while panels pass by.
+// Activations of one row block: they stay in a core's second-level cache while panels pass by. Processors
+// that multiply float32 may have 512 KiB of it.
 constexpr std::size_t kRowBlockBytes = std::size_t{768} << 10;
-constexpr int kTasksPerThread = 4;
+constexpr std::size_t kWideRowBlockBytes = std::size_t{384} << 10;
 
 // body(first, last) over [0, n) in pieces of at least min_piece.
 template <class Body>
@@ -22,33 +24,6 @@ void split_range(ThreadPool& pool, int n, int min_piece, const Body& body) {
 
 int rows_per_piece(std::int64_t row_size) {
     return static_cast<int>(larger<std::int64_t>(1, kMinElements / row_size));
-}
-
-template <class T>
-void pack_row(const T* source, int row, int in_features, T* packed) {
-    const int num_groups = ceil_div(in_features, kGroup);
-    T* target = packed + activation_offset(row, 0, num_groups);
-    for (int group = 0; group < num_groups; ++group) {
-        const int left = in_features - group * kGroup;
-        if (left >= kGroup) {
-            std::memcpy(target, source, kGroup * sizeof(T));
-        } else {
-            std::memcpy(target, source, left * sizeof(T));
-            std::memset(target + left, 0, (kGroup - left) * sizeof(T));
-        }
-        source += kGroup;
-        target += kTileRows * kGroup;
-    }
-}
-
-template <class T>
-void pack_activations(ThreadPool& pool, const LinearCall& call, int in_features, void* packed) {
-    split_range(pool, call.num_rows, rows_per_piece(in_features), [&](int first, int last) {
-        for (int row = first; row < last; ++row) {
-            pack_row(static_cast<const T*>(call.x) + row * call.x_stride, row, in_features,
-                     static_cast<T*>(packed));
-        }
-    });
 }
 
 template <class T>
@@ -65,27 +40,26 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
         return;
     }
     ThreadPool& pool = compute.pool;
-    const std::size_t size = dtype_size(weight.dtype());
+    const std::size_t size = compute.kernels.activation_size(weight.dtype());
     const std::size_t row_bytes = static_cast<std::size_t>(weight.num_groups()) * kGroup * size;
+    const std::size_t block_bytes = size == sizeof(float) ? kWideRowBlockBytes : kRowBlockBytes;
     const int num_columns =
         call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
     void* packed = pool.activations().reserve(ceil_div(call.num_rows, kTileRows) * kTileRows *
                                               row_bytes);
-    if (weight.dtype() == DType::bf16) {
-        pack_activations<bf16>(pool, call, weight.in_features(), packed);
-    } else {
-        pack_activations<float>(pool, call, weight.in_features(), packed);
-    }
+    const PackJob pack{weight.dtype(), call.x, call.x_stride, weight.in_features(), packed};
+    split_range(pool, call.num_rows, rows_per_piece(weight.in_features()),
+                [&](int first, int last) { compute.kernels.pack(pack, first, last); });
     const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
                         call.num_rows,  num_columns,     weight.bias(),   call.residual,
                         call.residual_stride, call.activation, call.out, call.out_stride,
                         call.wide_out,  call.softcap};
 
     const int block_rows = static_cast<int>(
-        larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
+        larger<std::size_t>(1, block_bytes / row_bytes / kBlockRows) * kBlockRows);
     const int num_blocks = ceil_div(call.num_rows, block_rows);
     const int num_panels = weight.num_panels();
-    const int panels = larger(1, num_panels / (pool.size() * kTasksPerThread));
+    const int panels = panels_per_task(num_panels, pool.size());
     const int num_pieces = ceil_div(num_panels, panels);
     pool.run(num_blocks * num_pieces, [&](int task, int) {
         const int block = task / num_pieces, first_panel = task % num_pieces * panels;

@@ -28,6 +28,16 @@ struct LinearJob {
     float softcap;  // 0: none
 };
 
+// Rows of activations as the products of a linear layer take them: in the packed layout, padded with zeros,
+// of an element type that is the instruction set's choice.
+struct PackJob {
+    DType dtype;
+    const void* x;  // [rows, num_columns]
+    std::int64_t x_stride;
+    int num_columns;
+    void* packed;
+};
+
 // Rows are addressed as [outer, inner]: row r is (r / num_inner, r % num_inner). Strides in elements.
 struct NormJob {
     DType dtype;
@@ -86,6 +96,8 @@ struct QuantizeJob;    // quantized_job.h
 struct QuantizedJob;
 
 struct KernelTable {
+    std::size_t (*activation_size)(DType weight_dtype);
+    void (*pack)(const PackJob&, int first_row, int last_row);
     void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);
     void (*quantize)(const QuantizeJob&, int first_row, int last_row);
     void (*quantized_linear)(const QuantizedJob&, int first_panel, int last_panel, int first_row,

@@ -19,13 +19,50 @@ struct LinearRange {
         }
     }
 
+    // Element size of packed activations for a weight of that type.
+    static std::size_t activation_size(DType dtype) {
+        return dtype == DType::bf16 ? sizeof(Operand<bf16>) : sizeof(Operand<float>);
+    }
+
+    static void pack(const PackJob& job, int first_row, int last_row) {
+        for (int row = first_row; row < last_row; ++row) {
+            if (job.dtype == DType::bf16) {
+                pack_row<bf16>(job, row);
+            } else {
+                pack_row<float>(job, row);
+            }
+        }
+    }
+
   private:
-    // Groups whose share of a panel stays in the first-level cache while rows pass by, and the rows whose
-    // unfinished sums wait meanwhile.
-    static constexpr int kGroupsAtOnce = 18;
+    template <class T>
+    using Operand = typename M::template Operand<T>;
+
+    // Rows whose unfinished sums wait while a share of a panel passes them by.
     static constexpr int kRowsAtOnce = 256;
     // How far a panel that no two blocks of rows share is fetched ahead: a memory latency of reading.
     static constexpr std::size_t kStreamBytes = std::size_t{16} << 10;
+
+    template <class T>
+    static void pack_row(const PackJob& job, std::int64_t row) {
+        const int num_groups = ceil_div(job.num_columns, kGroup);
+        const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
+        Operand<T>* packed =
+            static_cast<Operand<T>*>(job.packed) + activation_offset(row, 0, num_groups);
+        for (int left = job.num_columns; left > 0; left -= kGroup) {
+            if constexpr (sizeof(T) == sizeof(*packed)) {
+                const int count = smaller(left, kGroup);
+                std::memcpy(packed, x, count * sizeof(T));
+                std::memset(packed + count, 0, (kGroup - count) * sizeof(T));
+            } else {
+                for (int i = 0; i < kGroup; i += S::W) {
+                    S::store(packed + i, load_upto<S>(x + i, left - i));
+                }
+            }
+            x += kGroup;
+            packed += kTileRows * kGroup;
+        }
+    }
 
     template <class T>
     static void run_typed(const LinearJob& shared, int first_panel, int last_panel, int first_row,
@@ -64,26 +101,49 @@ struct LinearRange {
     template <bool kRowsPass, class T>
     static void multiply_rows(const LinearJob& job, int panel, int first_row, int last_row,
                               FetchAhead& ahead) {
+        constexpr int kGroups = M::template kGroupsAtOnce<T>;
+        const T* weight = static_cast<const T*>(job.weight) + panel * panel_size<T>(job);
+        const auto at = [weight](int group) {
+            return weight + static_cast<std::size_t>(group) * kGroup * kPanel;
+        };
+        if constexpr (sizeof(Operand<T>) != sizeof(T)) {
+            if (M::template widens<T>(last_row - first_row)) {
+                alignas(64) float widened[kGroups * kGroup * kPanel];
+                multiply_groups<kRowsPass, T>(job, panel, first_row, last_row, kGroups, ahead,
+                                              [&](int group, int num_groups) {
+                                                  M::widen(at(group), num_groups, widened);
+                                                  return widened;
+                                              });
+                return;
+            }
+        }
+        multiply_groups<kRowsPass, T>(job, panel, first_row, last_row,
+                                      kRowsPass ? kGroups : job.num_groups, ahead,
+                                      [&](int group, int) { return at(group); });
+    }
+
+    // weight(group, num_groups): those groups of the panel, as the products take them.
+    template <bool kRowsPass, class T, class Weight>
+    static void multiply_groups(const LinearJob& job, int panel, int first_row, int last_row,
+                                int step, FetchAhead& ahead, const Weight& weight) {
         const std::size_t tile_stride =
             static_cast<std::size_t>(job.num_groups) * kTileRows * kGroup;
-        const T* activations =
-            static_cast<const T*>(job.activations) + first_row / kTileRows * tile_stride;
-        const T* weight = static_cast<const T*>(job.weight) + panel * panel_size<T>(job);
-        const int step = kRowsPass ? kGroupsAtOnce : job.num_groups;
+        const auto* activations = static_cast<const Operand<T>*>(job.activations) +
+                                  first_row / kTileRows * tile_stride;
         alignas(64) float products[(kRowsPass ? kRowsAtOnce : kBlockRows) * kPanel];
         for (int group = 0; group < job.num_groups; group += step) {
             const bool last = group + step >= job.num_groups;
             // Sums that wait for more groups need a place each; whole ones are used at once.
             const int place = job.num_groups > step ? kPanel : 0;
+            const int num_groups = smaller(step, job.num_groups - group);
+            const auto* part = weight(group, num_groups);
             for (int row = 0; row < last_row - first_row; row += kBlockRows) {
                 const int num_rows = smaller(kBlockRows, last_row - first_row - row);
                 float* target = products + row * place;
                 if (last) fetch_out<T>(job, panel, first_row + row, num_rows, ahead);
                 M::template block<kRowsPass>(
                     activations + row / kTileRows * tile_stride + group * kTileRows * kGroup,
-                    tile_stride, weight + static_cast<std::size_t>(group) * kGroup * kPanel,
-                    smaller(step, job.num_groups - group), target, kPanel, num_rows, group > 0,
-                    ahead);
+                    tile_stride, part, num_groups, target, kPanel, num_rows, group > 0, ahead);
                 if (last) {
                     LinearFinish<S>::template run<T>(job, panel, first_row + row, num_rows, target);
                 }

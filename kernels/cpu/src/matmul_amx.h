@@ -15,6 +15,12 @@ namespace ramet {
 namespace {
 
 struct AmxMatmul {
+    template <class T>
+    using Operand = T;
+
+    template <class T>
+    static constexpr int kGroupsAtOnce = 18;
+
     static void block(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
                       float* c, std::size_t ldc, int m, bool more = false) {
         FetchAhead nothing;

@@ -1,6 +1,11 @@
 // The matrix microkernel in vectors: every element of the result is one running sum over the reduced
 // dimension in rising order, whatever the number of rows.
+//
+// Where no instruction multiplies bfloat16, both sides become float32 first, which is exact: activations as
+// they are packed, a panel once for all the rows that it meets. A few rows take a panel as it is.
 #pragma once
+
+#include <type_traits>
 
 #include "common.h"
 #include "fetch_ahead.h"
@@ -10,11 +15,41 @@ namespace {
 
 template <class S>
 struct VectorMatmul {
+    // What the activations for weights of T are packed as.
+    template <class T>
+    using Operand = std::conditional_t<S::kMultipliesPairs, T, float>;
+
+    // Groups of a panel that stay in the first-level cache while rows pass by.
+    template <class T>
+    static constexpr int kGroupsAtOnce = sizeof(Operand<T>) == sizeof(float) ? 4 : 18;
+
+    // Whether so many rows pay for widening a panel of T.
+    template <class T>
+    static constexpr bool widens(int num_rows) {
+        return sizeof(Operand<T>) != sizeof(T) && num_rows > kRows;
+    }
+
+    // Groups of a panel in float32, in the layout of a panel of float32.
+    static void widen(const bf16* b, int num_groups, float* out) {
+        constexpr int kHalfSize = kGroup * kHalf;
+        for (int half = 0; half < 2 * num_groups; ++half) {
+            float* target = out + half / 2 * (kGroup * kPanel) + half % 2 * kHalf;
+            for (int pair = 0; pair < kGroup / 2; ++pair) {
+                for (int column = 0; column < kHalf; column += S::W) {
+                    const auto pairs =
+                        S::load_pairs(b + half * kHalfSize + (pair * kHalf + column) * 2);
+                    S::store(target + 2 * pair * kPanel + column, pairs.low);
+                    S::store(target + (2 * pair + 1) * kPanel + column, pairs.high);
+                }
+            }
+        }
+    }
+
     // c[m, 32] (stride ldc) = a x b for m <= 32 rows of packed activations and one panel.
     // a_tile_stride: elements from one tile of 16 rows to the next. more: c holds the sums over the
     // groups before these, and the sums go on from there. Rows of c past m hold rubbish.
-    template <class T>
-    static void block(const T* a, std::size_t a_tile_stride, const T* b, int num_groups, float* c,
+    template <class A, class B>
+    static void block(const A* a, std::size_t a_tile_stride, const B* b, int num_groups, float* c,
                       std::size_t ldc, int m, bool more = false) {
         FetchAhead nothing;
         block<false>(a, a_tile_stride, b, num_groups, c, ldc, m, more, nothing);
@@ -22,25 +57,18 @@ struct VectorMatmul {
 
     // With weights to fetch meanwhile, a step for each group. kRowsPass: the same panel will be
     // multiplied by other rows next, and these will not be needed soon. Neither changes a result.
-    template <bool kRowsPass, class T>
-    static void block(const T* a, std::size_t a_tile_stride, const T* b, int num_groups, float* c,
+    template <bool kRowsPass, class A, class B>
+    static void block(const A* a, std::size_t a_tile_stride, const B* b, int num_groups, float* c,
                       std::size_t ldc, int m, bool more, FetchAhead& ahead) {
         FetchAhead nothing;
         for (int row = 0; row < m;) {
-            const T* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
+            const A* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
             const int left = smaller(m - row, kTileRows - row % kTileRows);
-            float* target = c + row * ldc;
-            FetchAhead& fetch = row == 0 ? ahead : nothing;
-            if (left >= kRows) {
-                rows<T, kRows>(tile, b, num_groups, target, ldc, more, fetch);
-                row += kRows;
-            } else if (left >= 2) {
-                rows<T, 2>(tile, b, num_groups, target, ldc, more, fetch);
-                row += 2;
-            } else {
-                rows<T, 1>(tile, b, num_groups, target, ldc, more, fetch);
-                row += 1;
-            }
+            // As even as can be: a few rows at the end of a tile would leave arithmetic units idle.
+            const int count = ceil_div(left, ceil_div(left, kRows));
+            some_rows<kRowsPass, kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more,
+                                        row == 0 ? ahead : nothing);
+            row += count;
         }
     }
 
@@ -49,17 +77,29 @@ struct VectorMatmul {
     static void end() {}
 
   private:
-    // As many sums as the registers hold: 32 of them with AVX-512, 16 otherwise.
-    static constexpr int kRows = S::W == 16 ? 8 : 4;
+    // As many sums as the registers hold, beside two vectors of weights and an activation.
+    static constexpr int kRows = S::W == 16 ? 8 : S::W == 8 ? 6 : 4;
+    static constexpr int kSums = 2 * kRows;
 
-    // Vectors of columns at a time: all of them for one row, which reads a panel in one stream then, and
-    // whose sums are too few otherwise to keep the arithmetic units busy.
+    // Vectors of columns at a time: all of them for a few rows, whose sums would wait for one another.
     template <int R>
-    static constexpr int kVectors = R == 1 ? kPanel / S::W : 2;
+    static constexpr int kVectors = R * kPanel <= kSums * S::W ? kPanel / S::W : 2;
 
-    template <class T, int R>
-    static void rows(const T* a, const T* b, int num_groups, float* c, std::size_t ldc,
-                     bool more, FetchAhead& ahead) {
+    // rows<count>, which is at most R.
+    template <bool kRowsPass, int R, class A, class B>
+    static void some_rows(int count, const A* a, const B* b, int num_groups, float* c,
+                          std::size_t ldc, bool more, FetchAhead& ahead) {
+        if constexpr (R > 1) {
+            if (count < R) {
+                return some_rows<kRowsPass, R - 1>(count, a, b, num_groups, c, ldc, more, ahead);
+            }
+        }
+        rows<kRowsPass, R>(a, b, num_groups, c, ldc, more, ahead);
+    }
+
+    template <bool kRowsPass, int R, class A, class B>
+    static void rows(const A* a, const B* b, int num_groups, float* c, std::size_t ldc, bool more,
+                     FetchAhead& ahead) {
         constexpr int V = kVectors<R>;
         for (int column = 0; column < kPanel; column += V * S::W) {
             typename S::Reg sum[R][V];
@@ -80,14 +120,16 @@ struct VectorMatmul {
         }
     }
 
+    static const bf16* pairs_of(const bf16* b, int pair, int column) {
+        return b + column / kHalf * (kGroup * kHalf) + pair * kPanel + column % kHalf * 2;
+    }
+
     template <int R, int V>
     static void step(typename S::Reg (&sum)[R][V], const bf16* a, const bf16* b, int column) {
         for (int pair = 0; pair < kGroup / 2; ++pair) {
             typename S::Pairs w[V];
             for (int v = 0; v < V; ++v) {
-                const int first = column + v * S::W;
-                w[v] = S::load_pairs(b + first / kHalf * (kGroup * kHalf) + pair * kPanel +
-                                     first % kHalf * 2);
+                w[v] = S::load_pairs(pairs_of(b, pair, column + v * S::W));
             }
             for (int r = 0; r < R; ++r) {
                 const auto x = S::set1_pair(a + r * kGroup + 2 * pair);
@@ -97,7 +139,29 @@ struct VectorMatmul {
     }
 
     template <int R, int V>
-    static void step(typename S::Reg (&sum)[R][V], const float* a, const float* b, int column) {
+    static void step(typename S::Reg (&sum)[R][V], const float* a, const bf16* b,
+                     int column) {
+        for (int pair = 0; pair < kGroup / 2; ++pair) {
+            typename S::Pairs w[V];
+            for (int v = 0; v < V; ++v) {
+                w[v] = S::load_pairs(pairs_of(b, pair, column + v * S::W));
+            }
+            for (int r = 0; r < R; ++r) {
+                const float* x = a + r * kGroup + 2 * pair;
+                for (int v = 0; v < V; ++v) {
+                    sum[r][v] = S::fma(S::set1(x[0]), w[v].low, sum[r][v]);
+                }
+                for (int v = 0; v < V; ++v) {
+                    sum[r][v] = S::fma(S::set1(x[1]), w[v].high, sum[r][v]);
+                }
+            }
+        }
+    }
+
+    template <int R, int V>
+    static void step(typename S::Reg (&sum)[R][V], const float* a, const float* b,
+                     int column) {
+#pragma GCC unroll 4
         for (int k = 0; k < kGroup; ++k) {
             typename S::Reg w[V];
             for (int v = 0; v < V; ++v) w[v] = S::load(b + k * kPanel + column + v * S::W);

@@ -1,13 +1,13 @@
 #include "quantized_ops.h"
 
 #include "quantized_job.h"
+#include "tasks.h"
 
 namespace ramet {
 namespace {
 
 // Activations of one row block: they stay in a core's second-level cache while panels pass by.
 constexpr std::size_t kRowBlockBytes = std::size_t{256} << 10;
-constexpr int kTasksPerThread = 4;
 // Elements below which handing work to other threads costs more than it saves.
 constexpr std::int64_t kMinElements = 1 << 12;
 
@@ -28,15 +28,6 @@ QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
         compute.kernels.quantize(job, task * piece, smaller(call.num_rows, (task + 1) * piece));
     });
     return tiles;
-}
-
-// Panels of a task: some tasks for each thread, as many for one as for another where that can be.
-int panels_per_task(int num_panels, int num_threads) {
-    const int fewest = larger(1, num_panels / (num_threads * kTasksPerThread));
-    for (int panels = fewest; panels < 2 * fewest; ++panels) {
-        if (ceil_div(num_panels, panels) % num_threads == 0) return panels;
-    }
-    return fewest;
 }
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace {
 
 struct Avx2Simd {
     static constexpr int W = 8;
-    using Reg = __m256;
     static constexpr bool kMultipliesPairs = false;
+    using Reg = __m256;
     struct Pairs {
         __m256 low, high;
     };

@@ -10,11 +10,12 @@ namespace {
 
 struct PortableSimd {
     static constexpr int W = 4;
+    // Whether an instruction multiplies bfloat16; without one, they are widened first.
+    static constexpr bool kMultipliesPairs = false;
     struct Reg {
         float lane[W];
     };
     // Whether products take pairs of bfloat16 as they are, without widening them first.
-    static constexpr bool kMultipliesPairs = false;
     struct Pairs {
         Reg low, high;
     };

@@ -62,12 +62,14 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 
 def test_many_row_blocks_have_the_bits_of_one_row(
-    kernels: CpuKernels, generator: torch.Generator
+    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """Wide enough that the rows no longer fit one block of the cache."""
-    packed = kernels.pack_linear(*weights((40, 4096), torch.bfloat16, generator))
-    x = torch.randn(150, 4096, generator=generator).to(torch.bfloat16)
+    """Wide enough that neither the rows nor a panel fit a cache: both are cut."""
+    packed = kernels.pack_linear(*weights((40, 4096), dtype, generator))
+    x = torch.randn(150, 4096, generator=generator).to(dtype)
     whole = kernels.linear(x, packed)
+    for size in (2, 6, 7, 16, 31, 32, 33):
+        assert torch.equal(kernels.linear(x[:size], packed), whole[:size])
     for row in (0, 95, 96, 97, 149):
         assert torch.equal(kernels.linear(x[row : row + 1], packed)[0], whole[row])
 
