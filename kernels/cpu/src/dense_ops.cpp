@@ -54,19 +54,11 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
                         call.num_rows,  num_columns,     weight.bias(),   call.residual,
                         call.residual_stride, call.activation, call.out, call.out_stride,
                         call.wide_out,  call.softcap};
-
-    const int block_rows = static_cast<int>(
-        larger<std::size_t>(1, block_bytes / row_bytes / kBlockRows) * kBlockRows);
-    const int num_blocks = ceil_div(call.num_rows, block_rows);
-    const int num_panels = weight.num_panels();
-    const int panels = panels_per_task(num_panels, pool.size());
-    const int num_pieces = ceil_div(num_panels, panels);
-    pool.run(num_blocks * num_pieces, [&](int task, int) {
-        const int block = task / num_pieces, first_panel = task % num_pieces * panels;
-        compute.kernels.linear(job, first_panel, smaller(num_panels, first_panel + panels),
-                               block * block_rows,
-                               smaller(call.num_rows, (block + 1) * block_rows));
-    });
+    run_panels_and_rows(pool, weight.num_panels(), call.num_rows, row_bytes, block_bytes,
+                        [&](int first_panel, int last_panel, int first_row, int last_row) {
+                            compute.kernels.linear(job, first_panel, last_panel, first_row,
+                                                   last_row);
+                        });
 }
 
 void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,

@@ -46,19 +46,11 @@ void run_quantized_linear(const Compute& compute, const QuantizedWeight& weight,
     const QuantizedJob job{linear, weight.bits(), weight.has_minimums(), weight.group_bytes()};
 
     const std::size_t row_bytes = weight.num_groups() * sizeof(QuantizedTile) / kTileRows;
-    const int block_rows = static_cast<int>(
-        larger<std::size_t>(1, kRowBlockBytes / row_bytes / kBlockRows) * kBlockRows);
-    const int num_blocks = ceil_div(call.num_rows, block_rows);
-    const int num_panels = weight.num_panels();
-    const int panels = panels_per_task(num_panels, compute.pool.size());
-    const int num_pieces = ceil_div(num_panels, panels);
-    compute.pool.run(num_blocks * num_pieces, [&](int task, int) {
-        const int block = task / num_pieces, first_panel = task % num_pieces * panels;
-        compute.kernels.quantized_linear(job, first_panel,
-                                         smaller(num_panels, first_panel + panels),
-                                         block * block_rows,
-                                         smaller(call.num_rows, (block + 1) * block_rows));
-    });
+    run_panels_and_rows(compute.pool, weight.num_panels(), call.num_rows, row_bytes, kRowBlockBytes,
+                        [&](int first_panel, int last_panel, int first_row, int last_row) {
+                            compute.kernels.quantized_linear(job, first_panel, last_panel, first_row,
+                                                   last_row);
+                        });
 }
 
 }  // namespace ramet
