@@ -21,16 +21,6 @@ struct AmxMatmul {
     template <class T>
     static constexpr int kGroupsAtOnce = 18;
 
-    static void block(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
-                      float* c, std::size_t ldc, int m, bool more = false) {
-        FetchAhead nothing;
-        if (m > kTileRows) {
-            two_tiles<false>(a, a_tile_stride, b, num_groups, c, ldc, more, nothing);
-        } else {
-            one_tile(a, b, num_groups, c, ldc, more, nothing);
-        }
-    }
-
     template <bool kRowsPass>
     static void block(const bf16* a, std::size_t a_tile_stride, const bf16* b, int num_groups,
                       float* c, std::size_t ldc, int m, bool more, FetchAhead& ahead) {
@@ -39,11 +29,6 @@ struct AmxMatmul {
         } else {
             one_tile(a, b, num_groups, c, ldc, more, ahead);
         }
-    }
-
-    static void block(const float* a, std::size_t a_tile_stride, const float* b, int num_groups,
-                      float* c, std::size_t ldc, int m, bool more = false) {
-        VectorMatmul<Avx512Simd>::block(a, a_tile_stride, b, num_groups, c, ldc, m, more);
     }
 
     template <bool kRowsPass>

@@ -48,13 +48,7 @@ struct VectorMatmul {
     // c[m, 32] (stride ldc) = a x b for m <= 32 rows of packed activations and one panel.
     // a_tile_stride: elements from one tile of 16 rows to the next. more: c holds the sums over the
     // groups before these, and the sums go on from there. Rows of c past m hold rubbish.
-    template <class A, class B>
-    static void block(const A* a, std::size_t a_tile_stride, const B* b, int num_groups, float* c,
-                      std::size_t ldc, int m, bool more = false) {
-        FetchAhead nothing;
-        block<false>(a, a_tile_stride, b, num_groups, c, ldc, m, more, nothing);
-    }
-
+    //
     // With weights to fetch meanwhile, a step for each group. kRowsPass: the same panel will be
     // multiplied by other rows next, and these will not be needed soon. Neither changes a result.
     template <bool kRowsPass, class A, class B>
@@ -66,8 +60,8 @@ struct VectorMatmul {
             const int left = smaller(m - row, kTileRows - row % kTileRows);
             // As even as can be: a few rows at the end of a tile would leave arithmetic units idle.
             const int count = ceil_div(left, ceil_div(left, kRows));
-            some_rows<kRowsPass, kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more,
-                                        row == 0 ? ahead : nothing);
+            some_rows<kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more,
+                             row == 0 ? ahead : nothing);
             row += count;
         }
     }
@@ -86,18 +80,18 @@ struct VectorMatmul {
     static constexpr int kVectors = R * kPanel <= kSums * S::W ? kPanel / S::W : 2;
 
     // rows<count>, which is at most R.
-    template <bool kRowsPass, int R, class A, class B>
+    template <int R, class A, class B>
     static void some_rows(int count, const A* a, const B* b, int num_groups, float* c,
                           std::size_t ldc, bool more, FetchAhead& ahead) {
         if constexpr (R > 1) {
             if (count < R) {
-                return some_rows<kRowsPass, R - 1>(count, a, b, num_groups, c, ldc, more, ahead);
+                return some_rows<R - 1>(count, a, b, num_groups, c, ldc, more, ahead);
             }
         }
-        rows<kRowsPass, R>(a, b, num_groups, c, ldc, more, ahead);
+        rows<R>(a, b, num_groups, c, ldc, more, ahead);
     }
 
-    template <bool kRowsPass, int R, class A, class B>
+    template <int R, class A, class B>
     static void rows(const A* a, const B* b, int num_groups, float* c, std::size_t ldc, bool more,
                      FetchAhead& ahead) {
         constexpr int V = kVectors<R>;

@@ -100,13 +100,6 @@ struct Avx2Simd {
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {low(pairs), high(pairs)};
     }
-    static Pairs set1_pair(const bf16* p) {
-        int bits;
-        std::memcpy(&bits, p, sizeof bits);
-        const __m256i pairs = _mm256_set1_epi32(bits);
-        return {low(pairs), high(pairs)};
-    }
-    static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
 
     static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
         for (int half = 0; half < 16; half += 8) {

@@ -90,18 +90,12 @@ struct Avx512Simd {
     };
     static Reg load_first(const bf16* pairs) { return load_pairs(pairs).low; }
     static Reg load_second(const bf16* pairs) { return load_pairs(pairs).high; }
-    static Pairs split(Words pairs) {
+    static Pairs load_pairs(const bf16* p) {
+        const Words pairs = _mm512_loadu_si512(p);
         const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
                 _mm512_castsi512_ps(_mm512_and_si512(pairs, mask))};
     }
-    static Pairs load_pairs(const bf16* p) { return split(_mm512_loadu_si512(p)); }
-    static Pairs set1_pair(const bf16* p) {
-        int bits;
-        std::memcpy(&bits, p, sizeof bits);
-        return split(_mm512_set1_epi32(bits));
-    }
-    static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
 #endif
 
     // Four rounds, each exchanging halves at half the distance of the one before.

@@ -15,7 +15,6 @@ struct PortableSimd {
     struct Reg {
         float lane[W];
     };
-    // Whether products take pairs of bfloat16 as they are, without widening them first.
     struct Pairs {
         Reg low, high;
     };
@@ -112,11 +111,9 @@ struct PortableSimd {
         return {make([&](int i) { return to_float(p[2 * i]); }),
                 make([&](int i) { return to_float(p[2 * i + 1]); })};
     }
-    static Pairs set1_pair(const bf16* p) { return {set1(to_float(p[0])), set1(to_float(p[1]))}; }
     // Of each pair, the first element or the second.
     static Reg load_first(const bf16* pairs) { return load_pairs(pairs).low; }
     static Reg load_second(const bf16* pairs) { return load_pairs(pairs).high; }
-    static Reg dot(Reg sum, Pairs a, Pairs b) { return fma(a.high, b.high, fma(a.low, b.low, sum)); }
 
     // out[c][r] = rows[r][c] for a square of 16 x 16.
     static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
