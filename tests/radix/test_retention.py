@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from ramet.radix import PrefixCache
 
+Serve = Callable[..., list[int]]
+
 
 def tokens(first: int, size: int) -> NDArray[np.int32]:
     return np.arange(first, first + size, dtype=np.int32)
-
-
-def serve(cache: PrefixCache, ids: NDArray[np.int32], namespace: str = "") -> None:
-    """Compute a sequence, and leave it in the cache."""
-    handle = cache.acquire(ids, namespace, max_tokens=len(ids))
-    table = handle.block_ids
-    blocks = cache.allocate(-(-len(ids) // cache.block_size) - len(table))
-    assert blocks is not None
-    table += blocks
-    handle = cache.commit(handle, ids, table, num_tokens=len(ids))
-    cache.free(table[handle.num_tokens // cache.block_size :])
-    cache.release(handle)
 
 
 def take_all_but(cache: PrefixCache, num_blocks: int) -> list[int]:
@@ -31,7 +23,7 @@ def take_all_but(cache: PrefixCache, num_blocks: int) -> list[int]:
     return blocks
 
 
-def test_what_is_retained_is_evicted_last() -> None:
+def test_what_is_retained_is_evicted_last(serve: Serve) -> None:
     cache = PrefixCache(8, 4)
     serve(cache, tokens(0, 16))
     kept = cache.retain(tokens(0, 16), max_blocks=8)
@@ -47,7 +39,7 @@ def test_what_is_retained_is_evicted_last() -> None:
     cache.check_integrity()
 
 
-def test_the_prefix_retained_longest_ago_is_given_up_first() -> None:
+def test_the_prefix_retained_longest_ago_is_given_up_first(serve: Serve) -> None:
     cache = PrefixCache(9, 4)
     for first in (0, 100, 200):
         serve(cache, tokens(first, 12))
@@ -56,7 +48,7 @@ def test_the_prefix_retained_longest_ago_is_given_up_first() -> None:
     assert [cache.match(tokens(first, 12)) for first in (0, 100, 200)] == [0, 12, 12]
 
 
-def test_its_end_puts_it_back_in_line() -> None:
+def test_its_end_puts_it_back_in_line(serve: Serve) -> None:
     cache = PrefixCache(8, 4)
     serve(cache, tokens(0, 16))
     handle = cache.retain(tokens(0, 16), max_blocks=8)
@@ -67,7 +59,7 @@ def test_its_end_puts_it_back_in_line() -> None:
     assert cache.match(tokens(0, 16)) == 0 and cache.match(tokens(100, 16)) == 16
 
 
-def test_blocks_of_two_retained_prefixes_count_once() -> None:
+def test_blocks_of_two_retained_prefixes_count_once(serve: Serve) -> None:
     cache = PrefixCache(16, 4)
     for tail in (50, 60):
         ids = np.concatenate([tokens(0, 8), tokens(tail, 4)])
@@ -77,7 +69,7 @@ def test_blocks_of_two_retained_prefixes_count_once() -> None:
     cache.check_integrity()
 
 
-def test_only_whole_blocks_that_are_cached_are_retained_and_only_so_many() -> None:
+def test_only_whole_blocks_that_are_cached_are_retained_and_only_so_many(serve: Serve) -> None:
     cache = PrefixCache(16, 4)
     serve(cache, tokens(0, 14))
     assert cache.retain(tokens(0, 3), max_blocks=8) is None
@@ -91,7 +83,7 @@ def test_only_whole_blocks_that_are_cached_are_retained_and_only_so_many() -> No
     cache.check_integrity()
 
 
-def test_a_retained_prefix_is_carried_on_like_any_other() -> None:
+def test_a_retained_prefix_is_carried_on_like_any_other(serve: Serve) -> None:
     cache = PrefixCache(16, 4)
     serve(cache, tokens(0, 10))
     handle = cache.retain(tokens(0, 10), max_blocks=8)
@@ -102,7 +94,7 @@ def test_a_retained_prefix_is_carried_on_like_any_other() -> None:
     cache.check_integrity()
 
 
-def test_a_reset_forgets_what_is_retained() -> None:
+def test_a_reset_forgets_what_is_retained(serve: Serve) -> None:
     cache = PrefixCache(8, 4)
     serve(cache, tokens(0, 16))
     handle = cache.retain(tokens(0, 16), max_blocks=8)
@@ -111,7 +103,7 @@ def test_a_reset_forgets_what_is_retained() -> None:
     assert cache.stats.num_retractions == 0
 
 
-def test_after_damage_nothing_is_retained() -> None:
+def test_after_damage_nothing_is_retained(serve: Serve) -> None:
     cache = PrefixCache(8, 4)
     for first, namespace in ((0, ""), (0, "x")):
         serve(cache, tokens(first, 8), namespace)
@@ -123,7 +115,7 @@ def test_after_damage_nothing_is_retained() -> None:
     take_all_but(cache, 0)
 
 
-def test_the_check_counts_retained_prefixes() -> None:
+def test_the_check_counts_retained_prefixes(serve: Serve) -> None:
     cache = PrefixCache(8, 4)
     serve(cache, tokens(0, 8))
     handle = cache.retain(tokens(0, 8), max_blocks=8)
