@@ -1,6 +1,6 @@
 """Times of the native CPU kernels: the products of one step of SmolLM2-135M, and its attention.
 
-    python -m ramet.bench.kernels_cpu [--isa amx] [--threads 2]
+    python -m ramet.bench.kernels_cpu [--isa amx] [--threads 2] [--only attention]
 
 Weights are as many as the model has, and caches those of several layers, so that they come from memory
 as in a real step. The figures are the best and the median of short runs.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.kv_rows import to_rows
 from ramet.kernels.ops import AttentionShape
 from ramet.kernels.quantization import QuantizedWeight, quantize
 
@@ -30,6 +31,7 @@ STEPS = (
     (32, 1, 200, 0),
     (16, 1, 1550, 0),
     (16, 1, 1550, 1504),
+    (32, 1, 2000, 0),
     (64, 1, 128, 64),
     (64, 1, 4064, 4000),
     (1, 512, 512, 0),
@@ -42,15 +44,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--isa", help="instruction set (default: the best)")
     parser.add_argument("--threads", type=int, help="threads (default: physical cores)")
+    parser.add_argument("--only", choices=("products", "attention"), help="one of the two parts")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kernels = CpuKernels(isa=arguments.isa, num_threads=arguments.threads)
     print(f"{kernels.isa}, {kernels.num_threads} threads, bfloat16")
-    for bits in (16, 8, 4):
+    for bits in (16, 8, 4) if arguments.only != "attention" else ():
         print(f"products with weights of {bits} bits")
         products(kernels, bits)
-    print("attention")
-    attention(kernels)
+    for dtype in (torch.bfloat16, torch.int8) if arguments.only != "products" else ():
+        print(f"attention over a cache of {dtype.itemsize * 8} bits")
+        attention(kernels, dtype)
 
 
 def products(kernels: CpuKernels, bits: int) -> None:
@@ -97,10 +101,10 @@ def products(kernels: CpuKernels, bits: int) -> None:
         )
 
 
-def attention(kernels: CpuKernels) -> None:
-    """Attention of all layers of a step."""
+def attention(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Attention of all layers of a step, over caches of that dtype."""
     for num_seqs, num_new, kv_len, num_shared in STEPS:
-        tables, keys, values = caches(num_seqs, kv_len, num_shared)
+        tables, keys, values = caches(num_seqs, kv_len, num_shared, dtype)
         q = torch.randn(num_seqs * num_new, SHAPE.num_heads, SHAPE.head_dim).to(torch.bfloat16)
         plan = kernels.plan_attention(
             SHAPE,
@@ -123,7 +127,7 @@ def attention(kernels: CpuKernels) -> None:
 
 
 def caches(
-    num_seqs: int, kv_len: int, num_shared: int
+    num_seqs: int, kv_len: int, num_shared: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Block tables over shuffled blocks, and some layers' keys and values, every block in use."""
     num_blocks = -(-kv_len // SHAPE.block_size)
@@ -133,7 +137,7 @@ def caches(
     tables = torch.cat((shared.expand(num_seqs, -1), own.view(num_seqs, -1)), dim=1)
     layer = torch.randn(2, len(ids), SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
     num_layers = min(NUM_LAYERS, -(-CACHE_BYTES // (2 * layer.numel())))
-    keys, values = layer.to(torch.bfloat16)
+    keys, values = to_rows(layer, dtype)
     shape = (num_layers, *keys.shape)
     return tables, keys.expand(shape).contiguous(), values.expand(shape).contiguous()
 

@@ -10,8 +10,9 @@ constructor, never globals, so two of them can be compared in one process.
     cpu         C++ for CPUs: float32 and bfloat16, exact in any batch     kernels/cpu/kernels.py
 
 Dims: num_tokens packed rows of all sequences, num_seqs sequences, num_slots = num_blocks * block_size.
-KV tensors are `[num_blocks, block_size, num_kv_heads, head_dim]`. Inputs are never written to, except
-the caches of `store_kv`; results are new tensors. A fused op rounds where the ops it stands for do.
+KV tensors are `[num_blocks, block_size, num_kv_heads, row_size]`; rows are as `kv_rows` says, head_dim
+elements of a float dtype or head_dim + 4 of int8. Inputs are never written to, except the caches of
+`store_kv`; results are new tensors. A fused op rounds where the ops it stands for do.
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ class Kernels(Protocol):
     ) -> None:
         """Write `k, v: [num_tokens, num_kv_heads, head_dim]` to the slots `[num_tokens]` int64.
 
-        Slots of one call are distinct. The caches are changed in place and keep their dtype.
+        Slots of one call are distinct. The caches are changed in place and keep their dtype; what is
+        stored of a head depends on that head alone, in int8 too.
         """
 
     def rotary_store_kv(
@@ -269,7 +271,8 @@ class Kernels(Protocol):
 
         A query at position p sees positions max(0, p - window + 1) … p. With `softcap` c, scores
         become c * tanh(score / c) (Gemma 2 report, section 2). Query head h reads KV head
-        h // (num_heads / num_kv_heads). Softmax and its sums are float32.
+        h // (num_heads / num_kv_heads). Softmax and its sums are float32. Rows of int8 are read as their
+        values times their scale, rounded to q's dtype or not.
 
         Returns:
             (out, lse): `[num_tokens, num_heads, head_dim]` in q's dtype, and `[num_tokens, num_heads]`

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .composed import ComposedKernels
+from .kv_rows import from_rows, to_rows
 from .merge import merge_states
 from .ops import ACTIVATIONS, AttentionPlan, AttentionShape, PackedLinear
 from .plan import TiledPlan
@@ -141,8 +142,9 @@ class ReferenceKernels(ComposedKernels):
         slot_mapping: torch.Tensor,
     ) -> None:
         """See `Kernels.store_kv`."""
-        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
-        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+        for heads, cache in ((k, k_cache), (v, v_cache)):
+            rows = to_rows(heads, cache.dtype)
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, rows)
 
     def plan_attention(
         self,
@@ -175,8 +177,7 @@ class ReferenceKernels(ComposedKernels):
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for group in plan.groups(window):
-            keys = _gather(k_cache, group.block_ids)
-            values = _gather(v_cache, group.block_ids)
+            keys, values = (_read(cache, group.block_ids) for cache in (k_cache, v_cache))
             for tile in group.tiles:
                 kv_positions = group.kv_positions[:, None, tile.slots]
                 hidden = kv_positions > tile.positions[:, :, None]
@@ -239,10 +240,11 @@ def _dense(weight: PackedLinear) -> DenseLinear:
     return weight
 
 
-def _gather(cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-    """Blocks side by side: `[group_size, num_slots, num_kv_heads, head_dim]`."""
+def _read(cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Blocks side by side: `[group_size, num_slots, num_kv_heads, head_dim]`, of int8 in float32."""
     blocks = cache.index_select(0, block_ids.flatten())
-    return blocks.view(block_ids.shape[0], -1, *cache.shape[2:])
+    rows = blocks.view(block_ids.shape[0], -1, *cache.shape[2:])
+    return from_rows(rows)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 from .errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 QUANTIZATIONS = ("int8", "int4")
 POLICIES = ("cache-aware", "fcfs")
 EVICTION_POLICIES = ("lru", "lfu")
@@ -157,6 +158,12 @@ class CacheConfig:
     """How much KV memory there is, and what may be shared in it."""
 
     block_size: int = option(16, "Tokens per block of KV memory.", "KV cache")
+    kv_cache_dtype: str = option(
+        "auto",
+        "Precision of cached keys and values: auto (that of the computation), bfloat16, float32, or "
+        "int8 with a scale for each head of each token.",
+        "KV cache",
+    )
     memory_fraction: float = option(
         0.5,
         "Fraction of the memory that is free once the weights are loaded which the KV cache may take.",
@@ -185,6 +192,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _at_least("block_size", self.block_size, 1)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         _one_of("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -19,6 +19,7 @@ _RELEVANT = (
     "quantization",
     "max_model_len",
     "block_size",
+    "kv_cache_dtype",
     "memory_fraction",
     "kv_cache_memory",
 )
@@ -38,7 +39,8 @@ def register(app: typer.Typer, settings: Settings) -> None:
 
         The model must be here (`ramet pull`); only its headers are read.
         """
-        from ramet.runtime.engine.loading import plan_engine
+        from ramet.runtime.engine.loading import plan_engine, resolve_kv_dtype
+        from ramet.runtime.models import dtype_name
         from ramet.runtime.sources.resolve import resolve
         from ramet.runtime.sources.store import ModelStore
 
@@ -49,6 +51,7 @@ def register(app: typer.Typer, settings: Settings) -> None:
             "model": source.name,
             "dtype": precision.dtype_name,
             "quantization": precision.quantization,
+            "kv_cache_dtype": dtype_name(resolve_kv_dtype(config.cache, precision)),
             "num_tokens": fits.num_tokens,
             "kv_cache_bytes": fits.kv_cache_bytes,
             "num_max_len_requests": fits.num_max_len_requests,
@@ -69,9 +72,10 @@ def _table(numbers: dict[str, Any]) -> Table:
         context += f" (the model's own: {numbers['model_max_len']:,})"
     blocks = f"{numbers['num_blocks']:,} blocks of {numbers['block_size']}"
     held_as = numbers["quantization"] or numbers["dtype"]
+    kv_bytes = format_bytes(numbers["kv_bytes_per_token"])
     rows = (
         ("weights", f"{format_bytes(numbers['weight_bytes'])} as {held_as}"),
-        ("KV per token", format_bytes(numbers["kv_bytes_per_token"])),
+        ("KV per token", f"{kv_bytes} as {numbers['kv_cache_dtype']}"),
         ("KV cache", f"{format_bytes(numbers['kv_cache_bytes'])}, {blocks}"),
         ("tokens in the KV cache", f"{numbers['num_tokens']:,}"),
         ("context", context),

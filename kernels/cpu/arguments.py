@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..kv_rows import row_size
 from ..ops import ACTIVATIONS
 from . import _native
 
 DTYPES = (torch.float32, torch.bfloat16)
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_CACHE_CODES = {**_CODES, torch.int8: len(_CODES)}
 _ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
 
 
@@ -37,7 +39,7 @@ def heads_job(
     """A `HeadsJob` from x to out, whose rows are slots of a cache where there are slots."""
     return _native.HeadsJob(
         code_of(x),
-        code_of(out),
+        code_of(out) if slots is None else cache_code_of(out),
         x.data_ptr(),
         x.stride(0),
         x.stride(1),
@@ -71,10 +73,26 @@ def code_of(tensor: torch.Tensor) -> int:
     Raises:
         ValueError: another dtype, or not on the CPU.
     """
-    code = dtype_code(tensor.dtype)
+    _check_device(tensor)
+    return dtype_code(tensor.dtype)
+
+
+def cache_code_of(cache: torch.Tensor) -> int:
+    """The native code of a cache's dtype.
+
+    Raises:
+        ValueError: another dtype, or not on the CPU.
+    """
+    _check_device(cache)
+    code = _CACHE_CODES.get(cache.dtype)
+    if code is None:
+        raise ValueError(f"caches of cpu kernels are float32, bfloat16 or int8, not {cache.dtype}")
+    return code
+
+
+def _check_device(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
         raise ValueError(f"cpu kernels take tensors on cpu, not on {tensor.device}")
-    return code
 
 
 def activation_code(name: str) -> int:
@@ -127,16 +145,20 @@ def slots_of(slot_mapping: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 def check_caches(
     k_cache: torch.Tensor, v_cache: torch.Tensor, heads: tuple[int, ...] | torch.Size
 ) -> None:
-    """See that both are contiguous `[num_blocks, block_size, *heads]` of one shape and dtype.
+    """See that both are contiguous, of one shape and dtype, with rows for `heads` in every slot.
+
+    Args:
+        heads: (num_kv_heads, head_dim).
 
     Raises:
         ValueError: they are not.
     """
     for cache in (k_cache, v_cache):
-        if cache.dim() != 4 or cache.shape[2:] != tuple(heads) or not cache.is_contiguous():
+        rows = (heads[0], row_size(heads[1], cache.dtype))
+        if cache.dim() != 4 or cache.shape[2:] != rows or not cache.is_contiguous():
             raise ValueError(
-                f"a cache must be contiguous [num_blocks, block_size, {heads[0]}, {heads[1]}], not "
-                f"{list(cache.shape)}"
+                f"a cache of {cache.dtype} must be contiguous [num_blocks, block_size, {rows[0]}, "
+                f"{rows[1]}], not {list(cache.shape)}"
             )
     if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
         raise ValueError("the caches of keys and values must have one shape and dtype")

@@ -1,9 +1,9 @@
 """`CpuKernels`: the ops of `ramet.kernels.ops` in native code, for CPUs.
 
 It owns checks of shapes and dtypes, and the results' memory; arithmetic is in src/. It knows float32 and
-bfloat16, and weights of 8 and 4 bits. On one machine, with one instruction set, a row's bits depend on
-that row alone, and a query's on its prefix alone: not on what else is in the batch, how a prompt was
-chunked, or the number of threads.
+bfloat16, weights of 8 and 4 bits, and caches of 8. On one machine, with one instruction set, a row's
+bits depend on that row alone, and a query's on its prefix alone: not on what else is in the batch, how a
+prompt was chunked, or the number of threads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .arguments import (
     Rotation,
     activation_code,
     address,
+    cache_code_of,
     check_caches,
     code_of,
     heads_job,
@@ -370,7 +371,7 @@ class CpuKernels:
             q.data_ptr(),
             q.stride(0),
             q.stride(1),
-            code_of(k_cache),
+            cache_code_of(k_cache),
             k_cache.shape[0],
             k_cache.data_ptr(),
             v_cache.data_ptr(),

@@ -10,6 +10,7 @@ import torch
 
 from ramet.kernels import ops
 from ramet.kernels.cores import num_physical_cores
+from ramet.kernels.kv_rows import row_bytes
 from ramet.radix import PrefixCache
 
 from ..config import CacheConfig, EngineConfig, ModelOptions
@@ -18,7 +19,7 @@ from ..execution.kv_pool import PagedKVPool
 from ..execution.model_runner import ModelRunner
 from ..execution.sampler import Sampler
 from ..memory_plan import MemoryPlan, available_memory, plan_memory
-from ..models import ModelConfig, Precision, load_decoder, weight_bytes
+from ..models import ModelConfig, Precision, dtype_name, load_decoder, weight_bytes
 from ..sources.base import ModelSource
 from ..text.tokenizer import Tokenizer
 from .core import EngineCore
@@ -55,6 +56,14 @@ def resolve_dtype(name: str, kernels: ops.Kernels) -> torch.dtype:
     return dtype
 
 
+def resolve_kv_dtype(cache: CacheConfig, precision: Precision) -> torch.dtype:
+    """The torch dtype of cached keys and values; "auto" is that of the computation."""
+    if cache.kv_cache_dtype == "auto":
+        return precision.dtype
+    dtype: torch.dtype = getattr(torch, cache.kv_cache_dtype)
+    return dtype
+
+
 def resolve_precision(options: ModelOptions, kernels: ops.Kernels) -> Precision:
     """In what the weights that the options describe are held."""
     return Precision(resolve_dtype(options.dtype, kernels), options.quantization)
@@ -75,9 +84,10 @@ def _plan(
     config: EngineConfig, source: ModelSource, precision: Precision
 ) -> tuple[ModelConfig, MemoryPlan]:
     model = ModelConfig.from_hf(source.config())
+    kv_dtype = resolve_kv_dtype(config.cache, precision)
     plan = plan_memory(
         cache=config.cache,
-        kv_bytes_per_token=model.kv_bytes_per_token(precision.dtype.itemsize),
+        kv_bytes_per_token=model.kv_bytes_per_token(row_bytes(model.head_dim, kv_dtype)),
         weight_bytes=weight_bytes(source, model, precision),
         model_max_len=model.max_position_embeddings,
         max_model_len=config.model.max_model_len,
@@ -121,13 +131,14 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         kernels=kernels,
         max_positions=plan.max_model_len,
     )
+    kv_dtype = resolve_kv_dtype(config.cache, precision)
     pool = PagedKVPool(
         num_layers=model_config.num_layers,
         num_blocks=plan.num_blocks,
         block_size=config.cache.block_size,
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
-        dtype=precision.dtype,
+        dtype=kv_dtype,
         device=device,
     )
     cache = PrefixCache(
@@ -151,6 +162,7 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         block_size=config.cache.block_size,
         dtype=precision.dtype_name,
         quantization=precision.quantization,
+        kv_cache_dtype=dtype_name(kv_dtype),
         device=str(device),
         kernels=kernels.name,
         eos_token_ids=eos_token_ids,

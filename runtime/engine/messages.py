@@ -87,6 +87,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         num_blocks, block_size: the KV cache.
         dtype, device, kernels: how it computes, as words.
         quantization: int8 or int4 where the weights are in that many bits, else None.
+        kv_cache_dtype: of cached keys and values.
         eos_token_ids: the model's end tokens.
         weight_bytes, kv_cache_bytes: what the two take.
         load_seconds: from the start of loading to ready.
@@ -100,6 +101,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     block_size: int
     dtype: str
     quantization: str | None = None
+    kv_cache_dtype: str
     device: str
     kernels: str
     eos_token_ids: tuple[int, ...]

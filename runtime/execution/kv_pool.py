@@ -10,16 +10,20 @@ from math import prod
 
 import torch
 
+from ramet.kernels.kv_rows import row_size
+
 
 class PagedKVPool:
     """Keys and values of every block.
 
-    Layout `[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]`: one layer's keys are
-    contiguous, so a slot index addresses `keys(layer)` viewed as `[num_slots, num_kv_heads, head_dim]`.
+    Layout `[2, num_layers, num_blocks, block_size, num_kv_heads, row_size]`: one layer's keys are
+    contiguous, so a slot index addresses `keys(layer)` viewed as `[num_slots, num_kv_heads, row_size]`.
+    A row is a head of one token as `ramet.kernels.kv_rows` says, scale included, so copying is copying.
 
     Args:
         num_blocks: blocks to hold.
         block_size: tokens per block.
+        dtype: of the rows, a float's or int8.
     """
 
     def __init__(
@@ -33,7 +37,8 @@ class PagedKVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        size = row_size(head_dim, dtype)
+        shape = (2, num_layers, num_blocks, block_size, num_kv_heads, size)
         # Zeros, not empty: a masked slot that was never written must not hold NaN, since 0 * NaN is NaN.
         if device.type == "cpu":
             self.data = _lazy_zeros(shape, dtype)
@@ -43,11 +48,11 @@ class PagedKVPool:
         self.block_size = block_size
 
     def keys(self, layer: int) -> torch.Tensor:
-        """Keys of one layer: `[num_blocks, block_size, num_kv_heads, head_dim]`, a view."""
+        """Keys of one layer: `[num_blocks, block_size, num_kv_heads, row_size]`, a view."""
         return self.data[0, layer]
 
     def values(self, layer: int) -> torch.Tensor:
-        """Values of one layer: `[num_blocks, block_size, num_kv_heads, head_dim]`, a view."""
+        """Values of one layer: `[num_blocks, block_size, num_kv_heads, row_size]`, a view."""
         return self.data[1, layer]
 
     def copy_blocks(self, copies: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ Decoder        tokens and KV memory in, logits out            decoder.py
 
 from .config import LayerConfig, ModelConfig
 from .decoder import Decoder
-from .precision import Precision
+from .precision import Precision, dtype_name
 from .weights import load_decoder, weight_bytes
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "LayerConfig",
     "ModelConfig",
     "Precision",
+    "dtype_name",
     "load_decoder",
     "weight_bytes",
 ]

@@ -131,9 +131,13 @@ class ModelConfig:
             layers=layers,
         )
 
-    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
-        """Bytes of KV that one token takes, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+    def kv_bytes_per_token(self, row_bytes: int) -> int:
+        """Bytes of KV that one token takes, over all layers.
+
+        Args:
+            row_bytes: what one head of one token takes, of keys or of values.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * row_bytes
 
 
 def _find_family(config: Mapping[str, Any]) -> Family:

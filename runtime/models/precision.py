@@ -42,7 +42,7 @@ class Precision:
     @property
     def dtype_name(self) -> str:
         """As the flag has it, `bfloat16`."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
     def bits_of(self, stored: Iterable[StoredTensor], *, is_table: bool) -> int | None:
         """Bits of a weight that is put together from those tensors; None if it is not quantized.
@@ -66,6 +66,11 @@ class Precision:
         num_scales = 2 if bits == 4 else 1
         group_bytes = GROUP_SIZE * bits // 8 + num_scales * _SCALE_BYTES
         return num_rows * num_groups(num_columns) * group_bytes
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As flags have it, `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def with_bits(weight: torch.Tensor | QuantizedWeight, bits: int) -> QuantizedWeight:

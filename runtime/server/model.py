@@ -55,6 +55,7 @@ class ServedModel:
             info.weight_bytes,
             info.dtype,
             info.quantization,
+            info.kv_cache_dtype,
             info.device,
             info.kernels,
             info.max_model_len,

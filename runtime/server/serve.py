@@ -130,10 +130,11 @@ def ready_line(name: str, address: tuple[str, int], info: EngineInfo) -> str:
     shown = f"[{host}]" if ":" in host else host
     num_requests = info.num_blocks // blocks_for(info.max_model_len, info.block_size)
     weights = f"{info.quantization} weights, " if info.quantization else ""
+    kept_as = f" of {info.kv_cache_dtype}" if info.kv_cache_dtype != info.dtype else ""
     return (
         f"Serving {name} at http://{shown}:{port} "
         f"(context {info.max_model_len:,} tokens; "
-        f"KV cache {info.num_blocks * info.block_size:,} tokens, "
+        f"KV cache {info.num_blocks * info.block_size:,} tokens{kept_as}, "
         f"room for {num_requests:,} {'request' if num_requests == 1 else 'requests'} of full length; "
         f"{weights}{info.dtype} on {info.device}, loaded in {info.load_seconds:.1f} s)"
     )

@@ -79,7 +79,7 @@ def test_plan_of_the_real_model(ramet: Ramet, smollm2_path: Path) -> None:
     assert plan["num_tokens"] == 1024**3 // (plan["kv_bytes_per_token"] * 16) * 16
     assert plan["num_max_len_requests"] == 5
     table = ramet("plan", str(smollm2_path), *flags)
-    assert "22.5 KiB" in table.out
+    assert "22.5 KiB as bfloat16" in table.out
     assert "8,192 tokens" in table.out
 
 
@@ -101,6 +101,22 @@ def test_plan_of_the_real_model_in_few_bits(ramet: Ramet, smollm2_path: Path) ->
         assert (plan["dtype"], plan["quantization"]) == ("bfloat16", quantization)
         assert plan["weight_bytes"] == num_bytes + norms
         assert f"as {quantization or 'bfloat16'}" in ramet(*flags, *more).out
+
+
+@pytest.mark.real_model
+def test_plan_of_the_real_model_with_a_small_kv_cache(ramet: Ramet, smollm2_path: Path) -> None:
+    flags = ("plan", str(smollm2_path), "--kv-cache-memory", "1GiB", "--kv-cache-dtype", "int8")
+    shown = ramet(*flags, "--json")
+    assert shown.code == 0, shown.err
+    plan = json.loads(shown.out)
+    # A float32 scale beside the 64 values of a head.
+    assert plan["kv_bytes_per_token"] == 30 * 2 * 3 * (64 + 4)
+    assert plan["kv_cache_dtype"] == "int8"
+    assert plan["num_blocks"] == 1024**3 // (plan["kv_bytes_per_token"] * 16)
+    assert "12.0 KiB as int8" in ramet(*flags).out
+    refused = ramet(*flags[:-1], "fp8")
+    assert refused.code == 1
+    assert "kv_cache_dtype must be one of auto, bfloat16, float32, int8, not 'fp8'" in refused.err
 
 
 @pytest.mark.real_model

@@ -51,7 +51,7 @@ def test_every_flag_reaches_its_field() -> None:
     config = parse(
         "some/model", "--dtype=bfloat16", "--quantization=int4", "--max-model-len=32k", "--seed=3",
         "--cpu-threads=2",
-        "--block-size=8", "--gpu-memory-utilization=0.25", "--kv-cache-memory=2GiB",
+        "--block-size=8", "--kv-cache-dtype=int8", "--gpu-memory-utilization=0.25", "--kv-cache-memory=2GiB",
         "--no-prefix-cache", "--eviction-policy=lfu", "--max-num-seqs=4",
         "--max-num-batched-tokens=99", "--schedule-policy=fcfs", "--max-overtakes=5",
         "--step-latency-target=0.5", "--max-queue-len=6", "--host=::1", "--port=7",
@@ -62,7 +62,7 @@ def test_every_flag_reaches_its_field() -> None:
     assert model.quantization == "int4"
     assert (model.seed, model.num_threads, model.auto_length) == (3, 2, False)
     assert (cache.block_size, cache.memory_fraction) == (8, 0.25)
-    assert cache.kv_cache_memory == 2 * 1024**3
+    assert (cache.kv_cache_memory, cache.kv_cache_dtype) == (2 * 1024**3, "int8")
     assert (cache.enable_prefix_cache, cache.eviction_policy) == (False, "lfu")
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (4, 99)
     assert (scheduler.schedule_policy, scheduler.max_overtakes) == ("fcfs", 5)

@@ -9,6 +9,7 @@ import torch
 
 from ramet.kernels import ops
 from ramet.kernels import plan as plan_module
+from ramet.kernels.kv_rows import from_rows, to_rows
 
 # Outputs are averages of values of size about 1 to 3; bfloat16 kernels round the weights as well.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -71,8 +72,10 @@ class Case:
                 position = kv_len - end + row
                 low = 0 if window is None else max(0, position - window + 1)
                 slots = [self.slot(seq, seen) for seen in range(low, position + 1)]
-                keys = flat(self.k_cache)[slots].double().repeat_interleave(repeats, 1)
-                values = flat(self.v_cache)[slots].double().repeat_interleave(repeats, 1)
+                keys, values = (
+                    from_rows(flat(cache)[slots]).double().repeat_interleave(repeats, 1)
+                    for cache in (self.k_cache, self.v_cache)
+                )
                 scores = torch.einsum("hd,shd->hs", self.q[row].double(), keys)
                 scores = scores * self.shape.head_dim**-0.5
                 if softcap is not None:
@@ -97,6 +100,7 @@ def make_case(
     head_dim: int = 16,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
 ) -> Case:
     rng = torch.Generator().manual_seed(1)
     num_blocks = [-(-kv_len // block_size) for _, kv_len in lengths]
@@ -111,8 +115,8 @@ def make_case(
     return Case(
         shape=ops.AttentionShape(*heads, head_dim, block_size),
         q=torch.randn(int(new.sum()), heads[0], head_dim, generator=rng).to(dtype),
-        k_cache=torch.randn(cache_shape, generator=rng).to(dtype),
-        v_cache=torch.randn(cache_shape, generator=rng).to(dtype),
+        k_cache=to_rows(torch.randn(cache_shape, generator=rng), cache_dtype or dtype),
+        v_cache=to_rows(torch.randn(cache_shape, generator=rng), cache_dtype or dtype),
         cu_seqlens=new.cumsum(0).int(),
         kv_lens=torch.tensor([kv_len for _, kv_len in lengths]).int(),
         block_tables=tables,
@@ -120,14 +124,18 @@ def make_case(
 
 
 def check(
-    kernels: ops.Kernels, case: Case, window: int | None = None, softcap: float | None = None
+    kernels: ops.Kernels,
+    case: Case,
+    window: int | None = None,
+    softcap: float | None = None,
+    lse_tolerance: float = LSE_TOLERANCE,
 ) -> None:
     out, lse = case.run(kernels, window, softcap)
     expected_out, expected_lse = case.expect(window, softcap)
     assert out.dtype == case.q.dtype and lse.dtype == torch.float32
     tolerance = TOLERANCE[case.q.dtype]
     torch.testing.assert_close(out.double(), expected_out, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=LSE_TOLERANCE)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=lse_tolerance, rtol=lse_tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,6 +145,19 @@ def test_every_kind_of_batch(
     kernels: ops.Kernels, batch: str, block_size: int, dtype: torch.dtype
 ) -> None:
     check(kernels, make_case(BATCHES[batch], block_size=block_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 96])
+def test_caches_of_another_dtype(
+    kernels: ops.Kernels, head_dim: int, cache_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    case = make_case(BATCHES["mixed"], head_dim=head_dim, dtype=dtype, cache_dtype=cache_dtype)
+    # An implementation may round what it reads to the queries' dtype.
+    tolerance = max(LSE_TOLERANCE, TOLERANCE[dtype])
+    check(kernels, case, lse_tolerance=tolerance)
+    check(kernels, case, window=20, softcap=5.0, lse_tolerance=tolerance)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ramet.kernels import ops
+from ramet.kernels.kv_rows import to_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # One rounding of a result of size about 1 to 4.
@@ -191,3 +192,17 @@ def test_store_kv_rounds_to_the_dtype_of_the_cache(kernels: ops.Kernels) -> None
     k = torch.full((1, 1, 4), 1.001)
     kernels.store_kv(k, k, cache, cache.clone(), torch.tensor([1]))
     torch.testing.assert_close(cache[0, 1], k[0].bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_store_kv_in_8_bits_writes_rows_with_their_scales(
+    kernels: ops.Kernels, rng: torch.Generator, dtype: torch.dtype
+) -> None:
+    caches = torch.zeros(2, 3, 4, 2, 12, dtype=torch.int8)
+    k, v = torch.randn(2, 3, 2, 8, generator=rng).to(dtype).unbind()
+    slots = torch.tensor([11, 0, 5])
+    kernels.store_kv(k, v, caches[0], caches[1], slots)
+    for cache, heads in zip(caches, (k, v), strict=True):
+        rows = cache.view(12, 2, 12)
+        assert torch.equal(rows[slots], to_rows(heads, torch.int8))
+        assert int(rows.any(-1).any(-1).sum()) == 3

@@ -1,23 +1,35 @@
 // Keys and values of a split, from the paged cache into the layouts of the products.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_products.h"
 #include "attention_task.h"
+#include "int8_row.h"
 #include "vector_math.h"
 
 namespace ramet {
 namespace {
 
-// Cache of elements C, panels of elements T (C, or float).
+// Cache of elements C, panels of elements T (C, or float). Of a cache of 8 bits the integers are packed, which
+// are exact in any T, and their scales are left to scores and weights: few beside keys and values.
 template <class S, class C, class T>
 class SplitPacker {
+    static constexpr bool kInt8 = std::is_same_v<C, std::int8_t>;
+    // What rows are packed from.
+    using Row = std::conditional_t<kInt8, C, T>;
+    static constexpr int kQuad = 4;
+
   public:
     // stage: 16 rows of the padded head dim.
     SplitPacker(const AttentionTask& task, T* stage)
         : task_(task),
-          stage_(stage),
+          stage_(reinterpret_cast<Row*>(stage)),
           padded_dim_(padded_head_dim(task.head_dim)),
-          staged_(sizeof(C) != sizeof(T) || task.head_dim != padded_dim_) {}
+          // Bytes are turned by 64.
+          staged_dim_(kInt8 ? ceil_div(padded_dim_, kQuad * kHalf) * kQuad * kHalf : padded_dim_),
+          row_size_(row_size(static_cast<const C*>(nullptr), task.head_dim)),
+          staged_(sizeof(C) != sizeof(Row) || task.head_dim != staged_dim_) {}
 
     // Looks up where positions base ... base + count - 1 lie; theirs are the rows to prefetch.
     void locate_next(int base, int count) {
@@ -27,7 +39,7 @@ class SplitPacker {
         for (int i = 0; i < count; ++i) {
             const std::int64_t slot =
                 static_cast<std::int64_t>(task_.block_table[column]) * task_.block_size + offset;
-            next_.offsets[i] = slot * task_.num_kv_heads * task_.head_dim;
+            next_.offsets[i] = slot * task_.num_kv_heads * row_size_;
             if (++offset == task_.block_size) offset = 0, ++column;
         }
     }
@@ -42,8 +54,8 @@ class SplitPacker {
         constexpr int kPortions = 2 * kSplit / kHalf;
         const int num_positions =
             ceil_div(kSplit, kPortions * (task_.last_kv_head - task_.first_kv_head));
-        const std::size_t first = task_.first_kv_head * task_.head_dim * sizeof(C);
-        const std::size_t last = task_.last_kv_head * task_.head_dim * sizeof(C);
+        const std::size_t first = task_.first_kv_head * row_size_ * sizeof(C);
+        const std::size_t last = task_.last_kv_head * row_size_ * sizeof(C);
         const int end = smaller(next_.num_prefetched + num_positions, next_.count);
         for (int i = next_.num_prefetched; i < end; ++i) {
             const auto* k = static_cast<const char*>(task_.k_cache) + next_.offsets[i] * sizeof(C);
@@ -57,7 +69,11 @@ class SplitPacker {
     }
 
     // The head whose keys and values are packed from now on.
-    void select_head(int kv_head) { head_offset_ = kv_head * task_.head_dim; }
+    void select_head(int kv_head) { head_offset_ = kv_head * row_size_; }
+
+    // What the packed keys and values of each position are to be multiplied by, where a cache is of 8 bits.
+    const float* key_scales() const { return key_scales_; }
+    const float* value_scales() const { return value_scales_; }
 
     // [16 positions each][group of dims][32 x 16]. Positions past the end get the last one's, as good as any.
     void pack_keys(int first_group, int last_group, T* out) {
@@ -65,14 +81,13 @@ class SplitPacker {
         const int num_groups = padded_dim_ / kGroup;
         for (int position = first_group * kGroup; position < end; position += kHalf) {
             prefetch_some();
-            const T* rows[kHalf];
+            const Row* rows[kHalf];
             for (int i = 0; i < kHalf; ++i) {
-                rows[i] = row(task_.k_cache, here_.offsets[smaller(position + i, end - 1)], i);
+                const C* source = at(task_.k_cache, smaller(position + i, end - 1));
+                if constexpr (kInt8) key_scales_[position + i] = scale_of(source);
+                rows[i] = row(source, i);
             }
-            T* target = out + position / kHalf * kSquare * num_groups;
-            for (int group = 0; group < num_groups; ++group) {
-                turn(rows, group * kGroup, target + group * kSquare);
-            }
+            turn(rows, out + position / kHalf * kSquare * num_groups);
         }
     }
 
@@ -82,8 +97,8 @@ class SplitPacker {
             const int num_groups = groups.count ? groups.count : padded_dim_ / kGroup;
             for (int position = first_group * kGroup; position < last_group * kGroup; position += 2) {
                 if (position % kHalf == 0) prefetch_some();
-                const T* a = value_row(position, 0);
-                const T* b = value_row(position + 1, 1);
+                const Row* a = value_row(position, 0);
+                const Row* b = value_row(position + 1, 1);
                 T* target = out + position / kGroup * 2 * kSquare * num_groups +
                             position % kGroup * kHalf;
                 for (int half = 0; half < 2 * num_groups; ++half) {
@@ -109,41 +124,67 @@ class SplitPacker {
         }
     }
 
-    const T* value_row(int position, int i) {
-        if (position < here_.count) return row(task_.v_cache, here_.offsets[position], i);
-        T* zeros = stage_ + i * padded_dim_;
-        std::memset(zeros, 0, padded_dim_ * sizeof(T));
+    const C* at(const void* cache, int position) const {
+        return static_cast<const C*>(cache) + here_.offsets[position] + head_offset_;
+    }
+
+    float scale_of(const C* source) const { return int8_row_scale(source, task_.head_dim); }
+
+    const Row* value_row(int position, int i) {
+        if (position < here_.count) {
+            const C* source = at(task_.v_cache, position);
+            if constexpr (kInt8) value_scales_[position] = scale_of(source);
+            return row(source, i);
+        }
+        if constexpr (kInt8) value_scales_[position] = 0.0f;
+        Row* zeros = stage_ + i * staged_dim_;
+        std::memset(zeros, 0, staged_dim_ * sizeof(Row));
         return zeros;
     }
 
-    const T* row(const void* cache, std::int64_t offset, int i) {
-        const C* source = static_cast<const C*>(cache) + offset + head_offset_;
+    const Row* row(const C* source, int i) {
         return staged_ ? stage(source, i) : as_is(source);
     }
 
-    static const T* as_is(const C* source) {
-        return reinterpret_cast<const T*>(source);  // only reached where C is T
+    static const Row* as_is(const C* source) {
+        return reinterpret_cast<const Row*>(source);  // only reached where C is Row
     }
 
-    const T* stage(const C* source, int i) {
-        T* target = stage_ + i * padded_dim_;
-        for (int d = 0; d < padded_dim_; d += S::W) {
-            const int left = task_.head_dim - d;
-            S::store(target + d, left <= 0 ? S::zero() : load_upto<S>(source + d, left));
+    const Row* stage(const C* source, int i) {
+        Row* target = stage_ + i * staged_dim_;
+        if constexpr (kInt8) {
+            std::memcpy(target, source, task_.head_dim);
+            std::memset(target + task_.head_dim, 0, staged_dim_ - task_.head_dim);
+        } else {
+            for (int d = 0; d < padded_dim_; d += S::W) {
+                const int left = task_.head_dim - d;
+                S::store(target + d, left <= 0 ? S::zero() : load_upto<S>(source + d, left));
+            }
         }
         return target;
     }
 
-    // 16 rows of 32 elements from `first` on, to squares.
-    static void turn(const bf16* const (&rows)[kHalf], int first, bf16* out) {
-        turn_words(rows, first, out);
+    // 16 rows, to squares.
+    void turn(const bf16* const (&rows)[kHalf], bf16* out) const {
+        for (int d = 0; d < padded_dim_; d += kGroup) turn_words(rows, d, out + d * kHalf);
     }
-    static void turn(const float* const (&rows)[kHalf], int first, float* out) {
-        turn_words(rows, first, out);
-        turn_words(rows, first + kHalf, out + kHalf * kHalf);
+    void turn(const float* const (&rows)[kHalf], float* out) const {
+        for (int d = 0; d < padded_dim_; d += kHalf) turn_words(rows, d, out + d * kHalf);
+    }
+    // Four dims of a position are a word: turned together, then spread.
+    void turn(const std::int8_t* const (&rows)[kHalf], T* out) const {
+        for (int d = 0; d < padded_dim_; d += kQuad * kHalf) {
+            alignas(64) std::uint32_t quads[kHalf * kHalf];
+            turn_words(rows, d, quads);
+            const int num_quads = smaller(kHalf, (padded_dim_ - d) / kQuad);
+            for (int quad = 0; quad < num_quads; ++quad) {
+                spread(quads + quad * kHalf, out + (d + quad * kQuad) * kHalf);
+            }
+        }
     }
 
-    static void turn_words(const T* const (&rows)[kHalf], int first, T* out) {
+    template <class U>
+    static void turn_words(const Row* const (&rows)[kHalf], int first, U* out) {
         const std::uint32_t* words[kHalf];
         for (int i = 0; i < kHalf; ++i) {
             words[i] = reinterpret_cast<const std::uint32_t*>(rows[i] + first);
@@ -151,7 +192,38 @@ class SplitPacker {
         S::transpose16(words, reinterpret_cast<std::uint32_t*>(out));
     }
 
+    // Four dims of 16 positions.
+    static void spread(const std::uint32_t* quads, bf16* out) {
+        for (int i = 0; i < kHalf; i += S::W) {
+            S::store_exact_pairs(out + 2 * i, S::template load_bytes<0>(quads + i),
+                                 S::template load_bytes<1>(quads + i));
+            S::store_exact_pairs(out + 2 * (kHalf + i), S::template load_bytes<2>(quads + i),
+                                 S::template load_bytes<3>(quads + i));
+        }
+    }
+    static void spread(const std::uint32_t* quads, float* out) {
+        for (int i = 0; i < kHalf; i += S::W) {
+            S::store(out + i, S::template load_bytes<0>(quads + i));
+            S::store(out + kHalf + i, S::template load_bytes<1>(quads + i));
+            S::store(out + 2 * kHalf + i, S::template load_bytes<2>(quads + i));
+            S::store(out + 3 * kHalf + i, S::template load_bytes<3>(quads + i));
+        }
+    }
+
     static void pack_pair(const bf16* a, const bf16* b, bf16* out) { S::interleave16(a, b, out); }
+
+    static void pack_pair(const std::int8_t* a, const std::int8_t* b, bf16* out) {
+        for (int i = 0; i < kHalf; i += S::W) {
+            S::store_exact_pairs(out + 2 * i, S::load(a + i), S::load(b + i));
+        }
+    }
+
+    static void pack_pair(const std::int8_t* a, const std::int8_t* b, float* out) {
+        for (int i = 0; i < kHalf; i += S::W) {
+            S::store(out + i, S::load(a + i));
+            S::store(out + kHalf + i, S::load(b + i));
+        }
+    }
 
     static void pack_pair(const float* a, const float* b, float* out) {
         std::memcpy(out, a, kHalf * sizeof(float));
@@ -159,14 +231,16 @@ class SplitPacker {
     }
 
     const AttentionTask& task_;
-    T* stage_;
-    const int padded_dim_;
+    Row* stage_;
+    const int padded_dim_, staged_dim_, row_size_;
     const bool staged_;
     struct Positions {
         int count = 0, num_prefetched = 0;
         std::int64_t offsets[kSplit];
     };
     Positions here_, next_;
+    alignas(64) float key_scales_[kInt8 ? kSplit : 1];
+    alignas(64) float value_scales_[kInt8 ? kSplit : 1];
     int head_offset_ = 0;
 };
 

@@ -22,6 +22,7 @@ template <class S, class P, class Q, class C, class T>
 class AttentionRange {
     using A = typename P::template Activation<T>;
     static constexpr int kBlock = P::kBlockRows;
+    static constexpr bool kInt8 = std::is_same_v<C, std::int8_t>;
 
   public:
     static std::size_t scratch_size(int head_dim) {
@@ -246,6 +247,7 @@ class AttentionRange {
     void weigh_row(const Block& block, int r, int base, int begin, int end, float* max, float* sum) {
         using Softmax = RowSoftmax<S, T>;
         float* scores = scores_ + r * kSplit;
+        if constexpr (kInt8) Softmax::multiply(scores, begin, end, packer_.key_scales());
         float factor = task_.scale * kLog2E;
         if (!plain_scores_) {
             Softmax::transform(scores, begin, end, task_.scale, task_.softcap);
@@ -256,7 +258,8 @@ class AttentionRange {
             Softmax::mask(scores, begin, end, low_of(position, base), high_of(position, base));
         }
         *max = Softmax::maximum(scores, begin, end) * factor;
-        *sum = Softmax::exponentials(scores, begin, end, factor, *max, weights() + r * kSplit);
+        *sum = Softmax::template exponentials<kInt8>(scores, begin, end, factor, *max,
+                                                     packer_.value_scales(), weights() + r * kSplit);
     }
 
     void fold(int split, const Block& block, const float* max, const float* sum) {
@@ -320,15 +323,21 @@ struct Attention {
     }
 
     static void attend(const AttentionTask& task, void* scratch) {
-        const bool half_q = task.q_dtype == DType::bf16, half_kv = task.kv_dtype == DType::bf16;
-        if (half_q && half_kv) {
-            AttentionRange<S, P, bf16, bf16, bf16>(task, scratch).run();
-        } else if (half_q) {
-            AttentionRange<S, P, bf16, float, float>(task, scratch).run();
-        } else if (half_kv) {
-            AttentionRange<S, P, float, bf16, float>(task, scratch).run();
+        if (task.q_dtype == DType::bf16) {
+            attend_of<bf16>(task, scratch);
         } else {
-            AttentionRange<S, P, float, float, float>(task, scratch).run();
+            attend_of<float>(task, scratch);
+        }
+    }
+
+  private:
+    // Queries of elements Q; what is not float32 is multiplied in their dtype.
+    template <class Q>
+    static void attend_of(const AttentionTask& task, void* scratch) {
+        switch (task.kv_dtype) {
+            case DType::bf16: return AttentionRange<S, P, Q, bf16, Q>(task, scratch).run();
+            case DType::i8: return AttentionRange<S, P, Q, std::int8_t, Q>(task, scratch).run();
+            default: return AttentionRange<S, P, Q, float, float>(task, scratch).run();
         }
     }
 };

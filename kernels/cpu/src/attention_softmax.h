@@ -28,6 +28,13 @@ struct RowSoftmax {
         }
     }
 
+    // Scores times the scale of each position.
+    static void multiply(float* scores, int begin, int end, const float* scales) {
+        for (int i = begin; i < end; i += S::W) {
+            S::store(scores + i, S::mul(S::load(scores + i), S::load(scales + i)));
+        }
+    }
+
     // Scores outside of [low, high) become -infinity.
     static void mask(float* scores, int begin, int end, int low, int high) {
         for (int i = begin; i < smaller(low, end); ++i) scores[i] = kMinusInfinity;
@@ -48,10 +55,11 @@ struct RowSoftmax {
         return S::reduce_max(top[0]);
     }
 
-    // weights = 2^(factor * scores - max), maybe in the same place; returns their sum.
-    template <class A>
+    // weights = 2^(factor * scores - max), maybe in the same place; returns their sum. What is stored is
+    // multiplied by the scale of its position if Scaled.
+    template <bool Scaled, class A>
     static float exponentials(const float* scores, int begin, int end, float factor, float max,
-                              A* weights) {
+                              const float* scales, A* weights) {
         const Reg scale = S::set1(factor);
         // Finite where the row sees nothing, so that the differences are no NaN.
         const Reg shift = S::set1(-larger(-1e30f, max));
@@ -62,7 +70,11 @@ struct RowSoftmax {
                 const Reg score = S::load(scores + c + i * S::W);
                 const Reg weight = exponential(S::fma(score, scale, shift), T{});
                 total[i] = S::add(total[i], weight);
-                S::store(weights + c + i * S::W, weight);
+                if constexpr (Scaled) {
+                    S::store(weights + c + i * S::W, S::mul(weight, S::load(scales + c + i * S::W)));
+                } else {
+                    S::store(weights + c + i * S::W, weight);
+                }
             }
         }
         for (int n = kChains / 2; n > 0; n /= 2) {

@@ -14,6 +14,7 @@
 
 #include "dense_weight.h"
 #include "features.h"
+#include "int8_row.h"
 #include "program.h"
 #include "quantized_weight.h"
 
@@ -204,6 +205,11 @@ HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Str
                    int num_heads, int head_dim, int rotary_dim, Address positions,
                    std::int64_t max_positions, Address cos_sin, Address slots,
                    std::int64_t num_slots, Address out) {
+    if (static_cast<DType>(out_dtype) == DType::i8 && head_dim > kMaxInt8HeadDim) {
+        throw std::invalid_argument("a cache of int8 takes heads of at most " +
+                                    std::to_string(kMaxInt8HeadDim) + ", not " +
+                                    std::to_string(head_dim));
+    }
     return {static_cast<DType>(dtype),
             static_cast<DType>(out_dtype),
             at(x),

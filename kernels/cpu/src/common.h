@@ -15,7 +15,7 @@ struct bf16 {
     std::uint16_t bits;
 };
 
-enum class DType : int { f32 = 0, bf16 = 1 };
+enum class DType : int { f32 = 0, bf16 = 1, i8 = 2 };  // i8: of caches alone
 enum class Activation : int { none = 0, silu = 1, gelu_tanh = 2 };
 
 // Packed layouts (drawn in kernels/README.md): weights in panels of 32 columns, the reduced dimension
@@ -50,6 +50,7 @@ static inline Int larger(Int a, Int b) {
 }
 
 static inline float to_float(float x) { return x; }
+static inline float to_float(std::int8_t x) { return x; }
 
 static inline float to_float(bf16 x) {
     const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "int8_row.h"
 #include "kernel_table.h"
 #include "vector_math.h"
 
@@ -33,15 +34,10 @@ struct ElementwiseRange {
     }
 
     static void heads(const HeadsJob& job, int first_token, int last_token) {
-        const bool half_in = job.dtype == DType::bf16, half_out = job.out_dtype == DType::bf16;
-        if (half_in && half_out) {
-            heads_typed<bf16, bf16>(job, first_token, last_token);
-        } else if (half_in) {
-            heads_typed<bf16, float>(job, first_token, last_token);
-        } else if (half_out) {
-            heads_typed<float, bf16>(job, first_token, last_token);
+        if (job.dtype == DType::bf16) {
+            heads_of<bf16>(job, first_token, last_token);
         } else {
-            heads_typed<float, float>(job, first_token, last_token);
+            heads_of<float>(job, first_token, last_token);
         }
     }
 
@@ -90,22 +86,44 @@ struct ElementwiseRange {
         }
     }
 
-    // What is stored at i ends before what is still to be read after i.
+    template <class T>
+    static void heads_of(const HeadsJob& job, int first_token, int last_token) {
+        switch (job.out_dtype) {
+            case DType::bf16: return heads_typed<T, bf16>(job, first_token, last_token);
+            case DType::i8: return heads_typed<T, std::int8_t>(job, first_token, last_token);
+            default: return heads_typed<T, float>(job, first_token, last_token);
+        }
+    }
+
     template <class T, class U>
     static void heads_typed(const HeadsJob& job, int first_token, int last_token) {
+        const int size = row_size(static_cast<const U*>(job.out), job.head_dim);
         for (int token = first_token; token < last_token; ++token) {
             const T* x = static_cast<const T*>(job.x) + token * job.token_stride;
             const std::int64_t row = job.slots ? job.slots[token] : token;
-            U* out = static_cast<U*>(job.out) + row * job.num_heads * job.head_dim;
+            U* out = static_cast<U*>(job.out) + row * job.num_heads * size;
             for (int head = 0; head < job.num_heads; ++head) {
-                if (job.rotary_dim) rotate(job, token, x, out);
-                for (int d = job.rotary_dim; d < job.head_dim; d += S::W) {
-                    const int left = job.head_dim - d;
-                    store_upto<S>(out + d, load_upto<S>(x + d, left), left);
-                }
+                place(job, token, x, out);
                 x += job.head_stride;
-                out += job.head_dim;
+                out += size;
             }
+        }
+    }
+
+    template <class T>
+    static void place(const HeadsJob& job, int token, const T* x, std::int8_t* out) {
+        alignas(64) float head[kMaxInt8HeadDim];
+        place(job, token, x, head);
+        to_int8_row(head, job.head_dim, out);
+    }
+
+    // What is stored at i ends before what is still to be read after i.
+    template <class T, class U>
+    static void place(const HeadsJob& job, int token, const T* x, U* out) {
+        if (job.rotary_dim) rotate(job, token, x, out);
+        for (int d = job.rotary_dim; d < job.head_dim; d += S::W) {
+            const int left = job.head_dim - d;
+            store_upto<S>(out + d, load_upto<S>(x + d, left), left);
         }
     }
 

@@ -73,7 +73,7 @@ struct HeadsJob {
     const float* cos_sin;  // [max_positions, rotary_dim]
     const std::int64_t* slots;
     std::int64_t num_slots;  // rows of out, where there are slots
-    void* out;  // rows of [num_heads, head_dim], contiguous
+    void* out;  // rows of [num_heads, row_size], contiguous; see int8_row.h
 };
 
 // Tokens whose weights make one sum of a draw.

@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "fetch_ahead.h"
+#include "int8_row.h"
 #include "linear_finish.h"
 #include "quantized_job.h"
 #include "quantized_weight.h"
@@ -52,8 +53,6 @@ struct QuantizedRange {
     // Rows whose sums the registers hold.
     static constexpr int kRows = S::W == 16 ? 8 : 4;
     static constexpr int kVectors = kPanel / S::W;
-    // Below this a group counts as zero: its inverse scale would not be finite.
-    static constexpr float kTiny = 1e-30f;
 
     template <class T>
     static void quantize_row(const QuantizeJob& job, int row) {
@@ -70,29 +69,14 @@ struct QuantizedRange {
     }
 
     static void quantize_group(const float (&x)[kGroup], QuantizedTile& tile, int row) {
-        // The magnitude of a float rises with its bits, and a NaN is above all, so it is not lost.
-        std::uint32_t top_bits = 0;
-        for (int k = 0; k < kGroup; ++k) {
-            std::uint32_t bits;
-            std::memcpy(&bits, x + k, sizeof bits);
-            top_bits = larger(top_bits, bits & 0x7fffffffu);
-        }
-        float top;
-        std::memcpy(&top, &top_bits, sizeof top);
-        const float inverse = top > kTiny ? 127.0f / top : 0.0f;
-        // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-        constexpr float kShift = 12582912.0f;
-        constexpr std::int32_t kShiftBits = 0x4b400000;
+        const Int8Scale by = int8_scale(x, kGroup);
         std::int32_t sum = 0;
         for (int k = 0; k < kGroup; ++k) {
-            const float shifted = x[k] * inverse + kShift;
-            std::int32_t bits;
-            std::memcpy(&bits, &shifted, sizeof bits);
-            const auto value = static_cast<std::int8_t>(bits - kShiftBits);
+            const std::int8_t value = nearest_int8(x[k] * by.inverse);
             tile.values[row][k] = value;
             sum += value;
         }
-        tile.scales[row] = top / 127.0f;
+        tile.scales[row] = by.scale;
         tile.sums[row] = sum;
         tile.scaled_sums[row] = tile.scales[row] * static_cast<float>(sum);
     }

@@ -23,7 +23,22 @@ struct Avx2Simd {
         const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     }
+    static Reg load(const std::int8_t* p) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    }
+    template <int J>
+    static Reg load_bytes(const std::uint32_t* words) {
+        const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+        const __m256i shifted = _mm256_slli_epi32(all, 24 - 8 * J);
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(shifted, 24));
+    }
     static void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
+    static void store_exact_pairs(bf16* p, Reg first, Reg second) {
+        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(first), 16);
+        const __m256i pairs = _mm256_or_si256(low, _mm256_castps_si256(second));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs);
+    }
     // The nearest bfloat16 to each, in the low half of a word.
     static __m256i nearest(Reg a) {
         const __m256i bits = _mm256_castps_si256(a);

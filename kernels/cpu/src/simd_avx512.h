@@ -19,7 +19,20 @@ struct Avx512Simd {
     static Reg load(const bf16* p) {
         return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    static Reg load(const std::int8_t* p) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
+    template <int J>
+    static Reg load_bytes(const std::uint32_t* words) {
+        const Words shifted = _mm512_slli_epi32(_mm512_loadu_si512(words), 24 - 8 * J);
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(shifted, 24));
+    }
     static void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
+    static void store_exact_pairs(bf16* p, Reg first, Reg second) {
+        const Words low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+        _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_castps_si512(second)));
+    }
     static Reg widened(__m256i half) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     }

@@ -36,11 +36,28 @@ struct PortableSimd {
     static Reg load(const bf16* p) {
         return make([&](int i) { return to_float(p[i]); });
     }
+    static Reg load(const std::int8_t* p) {
+        return make([&](int i) { return to_float(p[i]); });
+    }
+    // Byte J of each word, from the low one on, signed.
+    template <int J>
+    static Reg load_bytes(const std::uint32_t* words) {
+        return make([&](int i) {
+            return static_cast<float>(static_cast<std::int8_t>(words[i] >> (8 * J) & 0xff));
+        });
+    }
     static void store(float* p, Reg a) {
         for (int i = 0; i < W; ++i) p[i] = a.lane[i];
     }
     static void store(bf16* p, Reg a) {
         for (int i = 0; i < W; ++i) p[i] = to_bf16(a.lane[i]);
+    }
+    // W pairs of floats that are bfloat16 without rounding.
+    static void store_exact_pairs(bf16* p, Reg first, Reg second) {
+        for (int i = 0; i < W; ++i) {
+            p[2 * i] = to_bf16(first.lane[i]);
+            p[2 * i + 1] = to_bf16(second.lane[i]);
+        }
     }
     static Reg rounded_to_bf16(Reg a) {
         return make([&](int i) { return to_float(to_bf16(a.lane[i])); });

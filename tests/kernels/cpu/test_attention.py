@@ -7,6 +7,7 @@ import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
 from ramet.kernels.cpu.plan import CpuPlan
+from ramet.kernels.kv_rows import from_rows, to_rows
 from ramet.kernels.ops import AttentionShape
 from ramet.kernels.reference import ReferenceKernels
 
@@ -18,6 +19,14 @@ OPTIONS: list[dict[str, float | int]] = [
     {"window": 200, "softcap": 20.0},
 ]
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, block_size=16)
+
+
+@pytest.fixture(params=[None, torch.int8], ids=["", "i8kv"])
+def cache_dtype(request: pytest.FixtureRequest) -> torch.dtype | None:
+    """Of the caches; None is that of the queries."""
+    value = request.param
+    assert value is None or isinstance(value, torch.dtype)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ def make_step(
     for seq, count in enumerate(counts):
         tables[seq, :count], ids = ids[:count], ids[count:]
     cache_shape = (2, sum(counts) + 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    caches = torch.randn(cache_shape, generator=generator).to(cache_dtype or dtype)
+    caches = to_rows(torch.randn(cache_shape, generator=generator), cache_dtype or dtype)
     q = torch.randn(sum(num_queries), shape.num_heads, shape.head_dim, generator=generator)
     return Step(shape, num_queries, kv_lens, q.to(dtype), caches[0], caches[1], tables)
 
@@ -113,8 +122,8 @@ def check(
     wide = replace(
         step,
         q=step.q.float(),
-        k_cache=step.k_cache.float(),
-        v_cache=step.v_cache.float(),
+        k_cache=from_rows(step.k_cache).float(),
+        v_cache=from_rows(step.v_cache).float(),
         block_tables=step.block_tables.where(step.block_tables < 1 << 30, 0),
     )
     expected, expected_lse = wide.run(reference, **options)
@@ -130,8 +139,11 @@ def test_ragged_batches_match_the_reference(
     dtype: torch.dtype,
     generator: torch.Generator,
     options: dict[str, float | int],
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_step(generator, dtype, (1, 40, 131, 1, 5), (300, 300, 131, 1, 257))
+    step = make_step(
+        generator, dtype, (1, 40, 131, 1, 5), (300, 300, 131, 1, 257), cache_dtype=cache_dtype
+    )
     check(kernels, reference, step, **options)
 
 
@@ -142,8 +154,16 @@ def test_every_block_size_matches_the_reference(
     dtype: torch.dtype,
     generator: torch.Generator,
     block_size: int,
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_step(generator, dtype, (3, 1), (150, 33), AttentionShape(4, 2, 16, block_size))
+    step = make_step(
+        generator,
+        dtype,
+        (3, 1),
+        (150, 33),
+        AttentionShape(4, 2, 16, block_size),
+        cache_dtype=cache_dtype,
+    )
     check(kernels, reference, step)
 
 
@@ -158,8 +178,16 @@ def test_every_shape_of_heads_matches_the_reference(
     generator: torch.Generator,
     heads: tuple[int, int],
     head_dim: int,
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_step(generator, dtype, (6, 1), (140, 20), AttentionShape(*heads, head_dim, 16))
+    step = make_step(
+        generator,
+        dtype,
+        (6, 1),
+        (140, 20),
+        AttentionShape(*heads, head_dim, 16),
+        cache_dtype=cache_dtype,
+    )
     check(kernels, reference, step)
 
 
@@ -171,10 +199,26 @@ def test_cache_and_queries_may_differ_in_dtype(
     check(kernels, reference, step)
 
 
-def test_queries_may_be_a_view(
+def test_what_lies_in_8_bits_past_the_end_does_not_matter(
     kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    step = make_step(generator, dtype, (30, 1), (150, 140))
+    step = make_step(generator, dtype, (4, 1), (140, 35), cache_dtype=torch.int8)
+    expected, _ = step.run(kernels)
+    nan = to_rows(torch.full((32,), torch.nan), torch.int8)
+    for seq, kv_len in enumerate(step.kv_lens):
+        last_block = int(step.block_tables[seq, kv_len // 16])
+        step.k_cache[last_block, kv_len % 16 :] = nan
+        step.v_cache[last_block, kv_len % 16 :] = nan
+    assert torch.equal(step.run(kernels)[0], expected)
+
+
+def test_queries_may_be_a_view(
+    kernels: CpuKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    cache_dtype: torch.dtype | None,
+) -> None:
+    step = make_step(generator, dtype, (30, 1), (150, 140), cache_dtype=cache_dtype)
     wide = torch.randn(31, 10, 40, generator=generator).to(dtype)
     view = wide[:, 2:8, 4:36]
     with_view = replace(step, q=view).run(kernels)
@@ -189,8 +233,11 @@ def test_a_query_has_the_same_bits_alone_batched_and_in_chunks(
     dtype: torch.dtype,
     generator: torch.Generator,
     options: dict[str, float | int],
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_step(generator, dtype, (1, 200, 131, 1, 5), (600, 300, 131, 1, 257))
+    step = make_step(
+        generator, dtype, (1, 200, 131, 1, 5), (600, 300, 131, 1, 257), cache_dtype=cache_dtype
+    )
     out, lse = step.run(kernels, **options)
     for seq, count in enumerate(step.num_queries):
         rows = step.rows(seq)
@@ -206,10 +253,13 @@ def test_a_query_has_the_same_bits_alone_batched_and_in_chunks(
 
 
 def test_the_number_of_threads_does_not_change_a_bit(
-    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+    kernels: CpuKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    cache_dtype: torch.dtype | None,
 ) -> None:
     """One long sequence among short ones: with several threads it is cut, with one it is not."""
-    step = make_step(generator, dtype, (1, 1, 3, 30), (2000, 20, 900, 500))
+    step = make_step(generator, dtype, (1, 1, 3, 30), (2000, 20, 900, 500), cache_dtype=cache_dtype)
     expected = step.run(CpuKernels(isa=kernels.isa, num_threads=1))
     for num_threads in (2, 3, 8):
         out = step.run(CpuKernels(isa=kernels.isa, num_threads=num_threads))
@@ -232,9 +282,13 @@ def test_what_lies_in_other_blocks_and_past_the_end_does_not_matter(
 
 
 def test_very_unequal_scores_stay_finite(
-    kernels: CpuKernels, reference: ReferenceKernels, dtype: torch.dtype, generator: torch.Generator
+    kernels: CpuKernels,
+    reference: ReferenceKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_step(generator, dtype, (3,), (300,))
+    step = make_step(generator, dtype, (3,), (300,), cache_dtype=cache_dtype)
     step.q.mul_(40)
     out, lse = step.run(kernels)
     assert bool(out.isfinite().all())
@@ -329,7 +383,11 @@ TREES = {
 
 
 def make_tree(
-    generator: torch.Generator, dtype: torch.dtype, block_size: int, branches: tuple[Branch, ...]
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    block_size: int,
+    branches: tuple[Branch, ...],
+    cache_dtype: torch.dtype | None = None,
 ) -> Step:
     """Only whole blocks are shared; the order of the sequences is not that of the tree."""
     shape = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, block_size=block_size)
@@ -342,7 +400,8 @@ def make_tree(
             num_shared = branch.shared // block_size
             tables[seq, :num_shared] = tables[branch.parent, :num_shared]
     order = torch.randperm(len(branches), generator=generator)
-    caches = torch.randn(2, sum(counts), block_size, 2, 32, generator=generator).to(dtype)
+    heads = torch.randn(2, sum(counts), block_size, 2, 32, generator=generator)
+    caches = to_rows(heads, cache_dtype or dtype)
     num_queries = tuple(branches[seq].num_queries for seq in order.tolist())
     q = torch.randn(sum(num_queries), 6, 32, generator=generator).to(dtype)
     kv_lens = tuple(branches[seq].kv_len for seq in order.tolist())
@@ -359,8 +418,9 @@ def test_reading_shared_blocks_once_does_not_change_a_bit(
     branches: tuple[Branch, ...],
     block_size: int,
     options: dict[str, float | int],
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    step = make_tree(generator, dtype, block_size, branches)
+    step = make_tree(generator, dtype, block_size, branches, cache_dtype)
     apart = CpuKernels(isa=kernels.isa, num_threads=2, share_prefixes=False)
     expected, expected_lse = step.run(apart, **options)
     for num_threads in (1, 2):
@@ -371,6 +431,11 @@ def test_reading_shared_blocks_once_does_not_change_a_bit(
 
 
 def test_a_batch_that_shares_blocks_matches_the_reference(
-    kernels: CpuKernels, reference: ReferenceKernels, dtype: torch.dtype, generator: torch.Generator
+    kernels: CpuKernels,
+    reference: ReferenceKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    cache_dtype: torch.dtype | None,
 ) -> None:
-    check(kernels, reference, make_tree(generator, dtype, 16, TREES["levels"]))
+    step = make_tree(generator, dtype, 16, TREES["levels"], cache_dtype)
+    check(kernels, reference, step)

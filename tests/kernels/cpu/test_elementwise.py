@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.kv_rows import row_size, to_rows
 from ramet.kernels.reference import ReferenceKernels
 
 SIZES = [1, 3, 8, 16, 31, 64, 576]
@@ -109,18 +110,24 @@ def test_rotation_matches_the_reference(
         assert_near(out, expected, dtype)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16], ids=["f32kv", "bf16kv"])
+CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=["f32kv", "bf16kv", "i8kv"])
+@pytest.mark.parametrize("head_dim", [4, 24, 64, 100])
 def test_stored_keys_and_values_lie_in_their_slots(
     kernels: CpuKernels,
     reference: ReferenceKernels,
     dtype: torch.dtype,
     generator: torch.Generator,
     cache_dtype: torch.dtype,
+    head_dim: int,
 ) -> None:
-    qkv = randn(generator, dtype, 17, 8, 24)
+    qkv = randn(generator, dtype, 17, 8, head_dim)
     _, k, v = torch.split(qkv, [4, 2, 2], dim=1)
+    k[3], v[5] = 0.0, 1e-33
     slots = torch.randperm(40, generator=generator)[:17]
-    caches = torch.zeros(2, 8, 5, 2, 24, dtype=cache_dtype)
+    caches = torch.zeros(2, 8, 5, 2, row_size(head_dim, cache_dtype), dtype=cache_dtype)
     expected = caches.clone()
     kernels.store_kv(k, v, caches[0], caches[1], slots)
     reference.store_kv(k, v, expected[0], expected[1], slots)
@@ -134,14 +141,36 @@ def test_rotation_and_storing_in_one_pass_have_the_same_bits(
     slots = torch.randperm(40, generator=generator)[:17]
     positions = torch.randint(100, (17,), generator=generator)
     cos_sin = torch.randn(100, 16, generator=generator)
-    for cache_dtype in (torch.float32, torch.bfloat16):
-        fused = torch.zeros(2, 8, 5, 2, 24, dtype=cache_dtype)
+    for cache_dtype in CACHE_DTYPES:
+        fused = torch.zeros(2, 8, 5, 2, row_size(24, cache_dtype), dtype=cache_dtype)
         apart = fused.clone()
         out = kernels.rotary_store_kv(q, k, v, positions, cos_sin, fused[0], fused[1], slots)
         rotated_q, rotated_k = kernels.rotary_embedding(q, k, positions, cos_sin)
         kernels.store_kv(rotated_k, v, apart[0], apart[1], slots)
         assert torch.equal(out, rotated_q)
         assert torch.equal(fused, apart)
+
+
+def test_in_8_bits_a_head_that_is_not_finite_hides_nothing_and_spoils_no_other(
+    kernels: CpuKernels, dtype: torch.dtype
+) -> None:
+    k = torch.ones(3, 1, 24, dtype=dtype)
+    k[0, 0, 3], k[1, 0, 20] = torch.nan, torch.inf
+    caches = torch.zeros(2, 1, 3, 1, 28, dtype=torch.int8)
+    kernels.store_kv(k, k, caches[0], caches[1], torch.arange(3))
+    scales = caches[0, 0, :, 0, 24:].contiguous().view(torch.float32)[:, 0]
+    assert scales.isfinite().tolist() == [False, False, True]
+    assert torch.equal(caches[0, 0, 2], to_rows(k[2], torch.int8))
+
+
+def test_a_head_stored_in_8_bits_has_a_largest_size(kernels: CpuKernels) -> None:
+    heads = torch.ones(1, 1, 1032)
+    cache = torch.zeros(1, 1, 1, 1036, dtype=torch.int8)
+    with pytest.raises(ValueError, match="a cache of int8 takes heads of at most 1024, not 1032"):
+        kernels.store_kv(heads, heads, cache, cache.clone(), torch.arange(1))
+    cache = torch.zeros(1, 1, 1, 1028, dtype=torch.int8)
+    kernels.store_kv(heads[..., :1024], heads[..., :1024], cache, cache.clone(), torch.arange(1))
+    assert torch.equal(cache[0, 0], to_rows(heads[0, :, :1024], torch.int8))
 
 
 def test_what_does_not_fit_raises(kernels: CpuKernels) -> None:
@@ -166,7 +195,12 @@ def test_what_does_not_fit_raises(kernels: CpuKernels) -> None:
     cache = torch.zeros(2, 3, 1, 8)
     with pytest.raises(IndexError, match=r"slot 6 is outside of 0 \.\.\. 5"):
         kernels.store_kv(heads, heads, cache, cache.clone(), torch.tensor([0, 6]))
-    with pytest.raises(ValueError, match="a cache must be contiguous"):
+    with pytest.raises(ValueError, match="a cache of torch.float32 must be contiguous"):
         kernels.store_kv(heads, heads, cache[..., :4], cache[..., :4], torch.arange(2))
+    narrow = cache.to(torch.int8)
+    with pytest.raises(ValueError, match=r"int8 must be .*, 1, 12\], not \[2, 3, 1, 8\]"):
+        kernels.store_kv(heads, heads, narrow, narrow, torch.arange(2))
+    with pytest.raises(ValueError, match="are float32, bfloat16 or int8, not torch.float16"):
+        kernels.store_kv(heads, heads, cache.half(), cache.half(), torch.arange(2))
     with pytest.raises(ValueError, match="3 slots for 2 tokens"):
         kernels.store_kv(heads, heads, cache, cache.clone(), torch.arange(3))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.kv_rows import row_size
 from ramet.kernels.ops import AttentionShape, Kernels, StepInputs
 from ramet.kernels.quantization import QuantizedWeight, quantize
 
@@ -20,8 +21,15 @@ HIDDEN, WIDTH, VOCAB, NUM_BLOCKS = 40, 56, 70, 64
 class Model:
     """Two layers that use every op: one with rotation, one with norms of heads and of results."""
 
-    def __init__(self, kernels: CpuKernels, dtype: torch.dtype, bits: int | None = None) -> None:
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        dtype: torch.dtype,
+        bits: int | None = None,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         self.bits = bits
+        self.cache_dtype = dtype if cache_dtype is None else cache_dtype
         self.generator = torch.Generator().manual_seed(11)
         self.kernels, self.dtype = kernels, dtype
         size = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
@@ -47,8 +55,9 @@ class Model:
         return dense if self.bits is None else quantize(dense, self.bits)
 
     def reset(self) -> None:
-        size = (4, NUM_BLOCKS, SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
-        self.caches = torch.zeros(size, dtype=self.dtype)
+        width = row_size(SHAPE.head_dim, self.cache_dtype)
+        size = (4, NUM_BLOCKS, SHAPE.block_size, SHAPE.num_kv_heads, width)
+        self.caches = torch.zeros(size, dtype=self.cache_dtype)
 
     def attention(
         self, kernels: Kernels, step: StepInputs, h: torch.Tensor, layer: int
@@ -128,10 +137,11 @@ class Model:
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=["", "i8kv"])
 def test_replay_has_the_bits_of_op_by_op(
-    kernels: CpuKernels, dtype: torch.dtype, bits: int | None
+    kernels: CpuKernels, dtype: torch.dtype, bits: int | None, cache_dtype: torch.dtype | None
 ) -> None:
-    model = Model(kernels, dtype, bits)
+    model = Model(kernels, dtype, bits, cache_dtype)
     steps = model.steps()
     expected = [model.forward(kernels, step) for step in steps]
     caches = model.caches.clone()

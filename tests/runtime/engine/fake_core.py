@@ -57,6 +57,7 @@ class FakeCore:
             num_blocks=1000,
             block_size=16,
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             kernels="none",
             eos_token_ids=(EOS,),

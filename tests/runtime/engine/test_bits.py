@@ -1,8 +1,8 @@
 """Invariant: with the native kernels the logits of a token depend on its prefix alone, to the bit.
 
 Log-probabilities of ten candidates stand for the logits: if any bit of them differs, so does what was
-computed. Every instruction set of this machine is compared with itself, in bfloat16 and float32, and with
-weights of 8 and 4 bits.
+computed. Every instruction set of this machine is compared with itself, in bfloat16 and float32, with
+weights of 8 and 4 bits, and with a KV cache of 8 bits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ramet.kernels import ops
+from ramet.kernels.kv_rows import row_bytes
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
 from ramet.runtime.engine.core import EngineCore
 from ramet.runtime.engine.loading import load_core
@@ -88,17 +89,22 @@ def isa(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(
     params=[
-        ("bfloat16", None),
-        ("float32", None),
-        ("bfloat16", "int8"),
-        ("bfloat16", "int4"),
-        ("float32", "int4"),
+        ("bfloat16", None, "bfloat16"),
+        ("float32", None, "float32"),
+        ("bfloat16", "int8", "bfloat16"),
+        ("bfloat16", "int4", "bfloat16"),
+        ("float32", "int4", "float32"),
+        ("bfloat16", None, "int8"),
+        ("float32", None, "int8"),
+        ("bfloat16", "int4", "int8"),
+        ("bfloat16", None, "float32"),
+        ("float32", None, "bfloat16"),
     ],
     ids=lambda precision: "-".join(filter(None, precision)),
 )
 def load(request: pytest.FixtureRequest, isa: str, tiny_source: Any) -> Load:
-    dtype, quantization = request.param
-    element = torch.finfo(getattr(torch, dtype)).bits // 8
+    dtype, quantization, kv_cache_dtype = request.param
+    kv_bytes_per_token = 2 * 2 * 2 * row_bytes(8, getattr(torch, kv_cache_dtype))
 
     def make(
         num_tokens: int = 4096,
@@ -117,7 +123,8 @@ def load(request: pytest.FixtureRequest, isa: str, tiny_source: Any) -> Load:
             ),
             cache=CacheConfig(
                 block_size=4,
-                kv_cache_memory=num_tokens * 2 * 2 * 2 * 8 * element,
+                kv_cache_dtype=kv_cache_dtype,
+                kv_cache_memory=num_tokens * kv_bytes_per_token,
                 enable_prefix_cache=prefix_cache,
             ),
             scheduler=SchedulerConfig(

@@ -67,11 +67,40 @@ def test_the_library_quantizes_when_asked(
     assert sizes[1] < sizes[0] / 2
 
 
+@pytest.mark.parametrize("kernels", ["reference", "sdpa", "auto"])
+def test_the_library_keeps_keys_and_values_in_8_bits_when_asked(
+    tiny_folder: Path, tmp_path: Path, kernels: str
+) -> None:
+    outputs = []
+    for asked in ("float32", "int8"):
+        with Engine(
+            tiny_folder,
+            cache_dir=tmp_path,
+            dtype="float32",
+            kv_cache_dtype=asked,
+            kernels=kernels,
+            kv_cache_memory=MEGABYTE,
+            num_threads=1,
+        ) as engine:
+            assert engine.info.kv_cache_dtype == asked
+            completion = engine.generate(
+                "hello", temperature=0, max_tokens=1, ignore_eos=True, logprobs=1
+            )
+            assert completion.logprobs is not None
+            outputs.append(completion.logprobs[0].logprob)
+    whole, small = outputs
+    assert whole != small
+    assert whole == pytest.approx(small, abs=0.05)
+
+
 def test_an_engine_that_cannot_work_raises(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max-model-len"):
         Engine(tiny_folder, cache_dir=tmp_path, kv_cache_memory=1024, num_threads=1)
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4, not 'fp8'"):
         Engine(tiny_folder, cache_dir=tmp_path, quantization="fp8")
+    with pytest.raises(ConfigError, match="must be one of auto, bfloat16, float32, int8") as caught:
+        Engine(tiny_folder, cache_dir=tmp_path, kv_cache_dtype="int4")
+    assert caught.value.param == "kv_cache_dtype"
     with pytest.raises(ConfigError, match="int4 computes in bfloat16 or float32, not in float16"):
         Engine(tiny_folder, cache_dir=tmp_path, quantization="int4", dtype="float16")
     with pytest.raises(TypeError, match="'temperature'"):

@@ -11,7 +11,7 @@ import torch
 
 from ramet.kernels.quantization import QuantizedWeight, dequantize, quantize
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions
-from ramet.runtime.engine.loading import load_core
+from ramet.runtime.engine.loading import load_core, plan_engine
 from ramet.runtime.sources.base import StoredTensor
 
 
@@ -46,12 +46,12 @@ class QuantizedSource:
         return 8 if "embed" in name else 4
 
 
-def config(quantization: str | None) -> EngineConfig:
+def config(quantization: str | None = None, **cache: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(
             model="tiny", quantization=quantization, kernels="reference", num_threads=1
         ),
-        cache=CacheConfig(kv_cache_memory=1 << 20),
+        cache=CacheConfig(kv_cache_memory=1 << 20, **cache),
     )
 
 
@@ -72,3 +72,25 @@ def test_nothing_is_told_where_it_is_not_expanded(
     load_core(config(None), tiny_source)
     assert core.info.quantization == quantization
     assert "--quantization" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "shown", "row_bytes"),
+    [
+        ("auto", "float32", 32),
+        ("float32", "float32", 32),
+        ("bfloat16", "bfloat16", 16),
+        ("int8", "int8", 12),
+    ],
+)
+def test_a_smaller_kv_cache_dtype_makes_more_blocks_of_the_same_memory(
+    tiny_source: Any, kv_cache_dtype: str, shown: str, row_bytes: int
+) -> None:
+    asked = config(kv_cache_dtype=kv_cache_dtype)
+    core = load_core(asked, tiny_source)
+    # Keys and values of two layers of two heads of eight dims, in blocks of 16.
+    assert core.info.num_blocks == (1 << 20) // (16 * 2 * 2 * 2 * row_bytes)
+    assert (core.info.dtype, core.info.kv_cache_dtype) == ("float32", shown)
+    assert (1 << 20) - 16 * 8 * row_bytes < core.info.kv_cache_bytes <= 1 << 20
+    _, plan = plan_engine(asked, tiny_source)
+    assert plan.kv_bytes_per_token == 8 * row_bytes

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ramet.kernels.kv_rows import from_rows, to_rows
 from ramet.runtime.execution.kv_pool import PagedKVPool
 
 
@@ -26,6 +27,19 @@ def test_a_new_pool_is_all_zeros_in_the_layout_it_states(dtype: torch.dtype) -> 
     pool.keys(1)[3, 2] = 1
     pool.values(0)[5] = 2
     assert pool.data.double().sum() == 16 + 2 * 64
+
+
+def test_a_copied_block_of_8_bits_reads_the_same() -> None:
+    pool = make(3, torch.int8)
+    assert pool.data.shape == (2, 2, 3, 4, 2, 12)
+    heads = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(0))
+    pool.keys(0)[1] = to_rows(heads, torch.int8)
+    pool.values(1)[1] = to_rows(-heads, torch.int8)
+    pool.copy_blocks(torch.tensor([[1, 2]]))
+    for cache, stored in ((pool.keys(0), heads), (pool.values(1), -heads)):
+        assert torch.equal(cache[2], cache[1])
+        torch.testing.assert_close(from_rows(cache[2]), stored, rtol=0, atol=0.02)
+    assert not pool.data[:, :, 0].any()
 
 
 def test_copies_read_every_source_before_they_write() -> None:

@@ -56,7 +56,7 @@ def test_llama_3_is_read_whole() -> None:
 
 
 def test_kv_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
-    assert read().kv_bytes_per_token(2) == 131072
+    assert read().kv_bytes_per_token(256) == 131072
 
 
 def test_both_spellings_of_rope_and_dtype_read_alike() -> None:

@@ -78,6 +78,7 @@ class FakeEngine:
             num_blocks=64,
             block_size=16,
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             kernels="none",
             eos_token_ids=(258,),

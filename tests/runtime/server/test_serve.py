@@ -331,7 +331,9 @@ def test_an_address_that_is_not_ours_is_told(host: str, words: str) -> None:
         listen(host, 0)
 
 
-def engine_info(num_blocks: int = 513, quantization: str | None = None) -> EngineInfo:
+def engine_info(
+    num_blocks: int = 513, quantization: str | None = None, kv_cache_dtype: str = "float32"
+) -> EngineInfo:
     return EngineInfo(
         model_name="m",
         max_model_len=8192,
@@ -340,6 +342,7 @@ def engine_info(num_blocks: int = 513, quantization: str | None = None) -> Engin
         block_size=16,
         dtype="float32",
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         device="cpu",
         kernels="reference",
         eos_token_ids=(2,),
@@ -371,3 +374,6 @@ def test_the_ready_line_tells_the_precision() -> None:
     assert "; float32 on cpu" in ready_line("m", ("::1", 80), engine_info())
     quantized = ready_line("m", ("::1", 80), engine_info(quantization="int4"))
     assert "; int4 weights, float32 on cpu" in quantized
+    assert "KV cache 8,208 tokens, " in quantized
+    small = ready_line("m", ("::1", 80), engine_info(kv_cache_dtype="int8"))
+    assert "KV cache 8,208 tokens of int8, " in small
