@@ -72,7 +72,7 @@ class Engine : public OpSink {
     std::unique_ptr<PackedLinear> pack(int dtype, Address weight, Address bias, int out_features,
                                        int in_features, bool gated) {
         const Guard guard(pool_);
-        return std::make_unique<DenseWeight>(arena_, static_cast<DType>(dtype), at(weight), at(bias),
+        return std::make_unique<DenseWeight>(arena_, pool_, static_cast<DType>(dtype), at(weight), at(bias),
                                              out_features, in_features, gated);
     }
 

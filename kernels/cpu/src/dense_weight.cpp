@@ -28,28 +28,45 @@ void copy_row(const std::byte* panel, int column, int n, void* out) {
 
 }  // namespace
 
-DenseWeight::DenseWeight(Arena& arena, DType dtype, const void* weight, const void* bias,
-                         int out_features, int in_features, bool gated)
+DenseWeight::DenseWeight(Arena& arena, ThreadPool& pool, DType dtype, const void* weight,
+                         const void* bias, int out_features, int in_features, bool gated)
     : PackedLinear(dtype, out_features, in_features, gated) {
     std::byte* data = allocate(arena);
     if (dtype == DType::bf16) {
-        pack(static_cast<const bf16*>(weight), reinterpret_cast<bf16*>(data));
+        pack(pool, static_cast<const bf16*>(weight), reinterpret_cast<bf16*>(data));
     } else {
-        pack(static_cast<const float*>(weight), reinterpret_cast<float*>(data));
+        pack(pool, static_cast<const float*>(weight), reinterpret_cast<float*>(data));
     }
     pack_bias(bias);
 }
 
 template <class T>
-void DenseWeight::pack(const T* weight, T* data) const {
+void DenseWeight::pack(ThreadPool& pool, const T* weight, T* data) const {
     const std::size_t panel_size = panel_bytes() / sizeof(T);
-    for (int column = 0; column < num_panels() * kPanel; ++column) {
-        const int row = source_row(column);
-        if (row < 0) continue;
-        T* panel = data + column / kPanel * panel_size;
-        const T* source = weight + static_cast<std::size_t>(row) * in_features();
-        for (int k = 0; k < in_features(); ++k) {
-            panel[panel_offset<T>(k, column % kPanel)] = source[k];
+    pool.run(num_panels(),
+             [&](int panel, int) { pack_panel(weight, panel, data + panel * panel_size); });
+}
+
+template <class T>
+void DenseWeight::pack_panel(const T* weight, int panel, T* target) const {
+    // Elements of a row that stay side by side: a pair, or one alone.
+    constexpr int kRun = 4 / sizeof(T);
+    const T* sources[kPanel];
+    for (int column = 0; column < kPanel; ++column) {
+        const std::int64_t row = source_row(panel * kPanel + column);
+        sources[column] = row < 0 ? nullptr : weight + row * in_features();
+    }
+    // In the order of the panel: writes are dense, and a line of a source lasts for all of its elements.
+    const int whole = in_features() / kRun * kRun;
+    for (int k = 0; k < whole; k += kRun) {
+        for (int column = 0; column < kPanel; ++column) {
+            if (!sources[column]) continue;
+            std::memcpy(target + panel_offset<T>(k, column), sources[column] + k, kRun * sizeof(T));
+        }
+    }
+    for (int k = whole; k < in_features(); ++k) {
+        for (int column = 0; column < kPanel; ++column) {
+            if (sources[column]) target[panel_offset<T>(k, column)] = sources[column][k];
         }
     }
 }

@@ -22,6 +22,17 @@ void put_quad(std::byte* values, int bits, int quad, int column, std::uint32_t f
     std::memcpy(target, &four, sizeof four);
 }
 
+// The next four bytes, or the `count` that are left; one load as a rule.
+std::uint32_t quad_of(const std::uint8_t* values, int count) {
+    std::uint32_t four = 0;
+    if (count >= kQuad) {
+        std::memcpy(&four, values, kQuad);
+    } else {
+        std::memcpy(&four, values, count);
+    }
+    return four;
+}
+
 int value_at(const std::byte* values, int bits, int k, int column) {
     const int quad = k / kQuad;
     const auto byte =
@@ -44,20 +55,22 @@ QuantizedWeight::QuantizedWeight(Arena& arena, ThreadPool& pool, DType dtype, in
 }
 
 void QuantizedWeight::pack_panel(const Source& source, int panel, std::byte* data) const {
-    std::byte* first = data + panel * panel_bytes();
+    std::int64_t rows[kPanel];
     for (int column = 0; column < kPanel; ++column) {
-        const std::int64_t row = source_row(panel * kPanel + column);
-        if (row < 0) continue;
-        const std::uint8_t* values = source.values + row * in_features();
-        for (int group = 0; group < num_groups(); ++group) {
-            std::byte* target = first + group * group_bytes();
-            const int count = smaller(kGroup, in_features() - group * kGroup);
+        rows[column] = source_row(panel * kPanel + column);
+    }
+    // In the order of the panel: a group stays in the cache while all of its columns are put there.
+    for (int group = 0; group < num_groups(); ++group) {
+        std::byte* target = data + panel * panel_bytes() + group * group_bytes();
+        auto* scales = reinterpret_cast<f16*>(target + quantized_value_bytes(bits_));
+        const int count = smaller(kGroup, in_features() - group * kGroup);
+        for (int column = 0; column < kPanel; ++column) {
+            const std::int64_t row = rows[column];
+            if (row < 0) continue;
+            const std::uint8_t* values = source.values + row * in_features() + group * kGroup;
             for (int k = 0; k < count; k += kQuad) {
-                std::uint32_t four = 0;
-                std::memcpy(&four, values + group * kGroup + k, smaller(kQuad, count - k));
-                put_quad(target, bits_, k / kQuad, column, four);
+                put_quad(target, bits_, k / kQuad, column, quad_of(values + k, count - k));
             }
-            auto* scales = reinterpret_cast<f16*>(target + quantized_value_bytes(bits_));
             scales[column] = source.scales[row * num_groups() + group];
             if (has_minimums_) {
                 scales[kPanel + column] = source.minimums[row * num_groups() + group];
