@@ -8,7 +8,7 @@ multiplies by them, and how they lie in memory then, is each implementation's ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 GROUP_SIZE = 32
 BITS = (8, 4)
 
-# Rows quantized at once, in elements: what a search needs then stays in a processor's cache.
+# Rows worked on at once, in elements: what is computed in between then stays in a processor's cache.
 _CHUNK_ELEMENTS = 1 << 18
 # Widths of the 15 steps of a 4-bit group that are tried, against the distance of its extremes.
 _WIDTHS = (1.0, 0.95, 0.9, 0.83)
@@ -102,9 +102,7 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(shape, dtype=torch.float16, device=weight.device)
     minimums = None if bits == 8 else torch.empty_like(scales)
-    step = max(1, _CHUNK_ELEMENTS // max(1, weight.shape[1]))
-    for first in range(0, weight.shape[0], step):
-        rows = slice(first, first + step)
+    for rows in _chunks(weight.shape):
         groups = _grouped(weight[rows].detach().float())
         if minimums is None:
             chunk, scales[rows] = _symmetric(groups)
@@ -122,13 +120,19 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype | None = None) -> tor
 
     `dtype` None is that of the weight.
     """
-    num_rows, num_columns = weight.shape
-    # A short last group is filled up: whole groups are one pass over memory.
-    values = F.pad(weight.values, (0, -num_columns % GROUP_SIZE))
-    groups = values.view(num_rows, -1, GROUP_SIZE).float()
-    groups.mul_(weight.scales.float().unsqueeze(-1)).add_(_minimums(weight).unsqueeze(-1))
-    matrix = groups.flatten(1)[:, :num_columns]
-    return matrix.to(weight.dtype if dtype is None else dtype).contiguous()
+    num_columns = weight.shape[1]
+    matrix = torch.empty(
+        weight.shape, dtype=weight.dtype if dtype is None else dtype, device=weight.values.device
+    )
+    missing = -num_columns % GROUP_SIZE
+    for rows in _chunks(weight.shape):
+        # A short last group is filled up: whole groups are one pass over memory.
+        values = F.pad(weight.values[rows], (0, missing)) if missing else weight.values[rows]
+        groups = values.reshape(values.shape[0], -1, GROUP_SIZE).float()
+        scales, minimums = weight.scales[rows].float(), _minimums(weight, rows)
+        groups.mul_(scales.unsqueeze(-1)).add_(minimums.unsqueeze(-1))
+        matrix[rows] = groups.flatten(1)[:, :num_columns]
+    return matrix
 
 
 def take(weight: QuantizedWeight, rows: torch.Tensor) -> QuantizedWeight:
@@ -158,6 +162,8 @@ def cat(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     if len(kinds) > 1:
         shapes = ", ".join(f"{list(weight.shape)} {weight.dtype}" for weight in weights)
         raise ValueError(f"weights of different columns or dtypes do not go together: {shapes}")
+    if len(weights) == 1:
+        return weights[0]
     bits = max(weight.bits for weight in weights)
     implied = all(weight.minimums is None and weight.bits == bits for weight in weights)
     minimums = None if implied else torch.cat([_minimums(weight).half() for weight in weights])
@@ -172,11 +178,18 @@ def cat(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     )
 
 
-def _minimums(weight: QuantizedWeight) -> torch.Tensor:
-    """`[out_features, num_groups]` float32, whether implied or not."""
+def _minimums(weight: QuantizedWeight, rows: slice = slice(None)) -> torch.Tensor:
+    """`[num_rows, num_groups]` float32, whether implied or not."""
     if weight.minimums is not None:
-        return weight.minimums.float()
-    return weight.scales.float() * -(2.0 ** (weight.bits - 1))
+        return weight.minimums[rows].float()
+    return weight.scales[rows].float() * -(2.0 ** (weight.bits - 1))
+
+
+def _chunks(shape: torch.Size) -> Iterator[slice]:
+    """Rows that are worked on at once."""
+    step = max(1, _CHUNK_ELEMENTS // max(1, shape[1]))
+    for first in range(0, shape[0], step):
+        yield slice(first, first + step)
 
 
 def _grouped(rows: torch.Tensor) -> torch.Tensor:
