@@ -20,10 +20,16 @@ def register(app: typer.Typer, settings: Settings) -> None:
 
         A model that is not here yet is downloaded first.
         """
-        from ramet.runtime.server.serve import serve as run_server
+        from ramet.runtime.engine.heap import growing
+        from ramet.runtime.engine.spawn import spawned
 
         config = from_flags(ServerConfig, values)
-        obtain(config.engine.model.model, settings)
-        raise typer.Exit(run_server(config, cache_dir=settings.cache_dir))
+        # Its imports and those of the server take as long as each other, so they go on at once.
+        with spawned() as process, growing():
+            obtain(config.engine.model.model, settings)
+            from ramet.runtime.server.serve import serve as run_server
+
+            code = run_server(config, cache_dir=settings.cache_dir, process=process)
+        raise typer.Exit(code)
 
     app.command()(with_flags(serve, flags_of(ServerConfig)))

@@ -1,20 +1,13 @@
-"""From a configuration to a core, in whichever process it shall run.
-
-The worker is given `open_core` by name, so that tests can give it another.
-"""
+"""From a configuration to the model that it names, without loading any of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..config import EngineConfig
 from ..sources.base import ModelSource
 from ..sources.resolve import resolve
 from ..sources.store import ModelStore
-
-if TYPE_CHECKING:
-    from .core import EngineCore
 
 
 def open_source(
@@ -33,18 +26,6 @@ def open_source(
     """
     store = ModelStore(default_cache_dir() if cache_dir is None else cache_dir)
     return resolve(config.model.model, store, pull_missing=pull_missing)
-
-
-def open_core(config: EngineConfig, cache_dir: Path) -> EngineCore:
-    """Load a model that is on this machine.
-
-    Raises:
-        ModelNotFound: it is not.
-        ConfigError: it cannot work with this configuration.
-    """
-    from .loading import load_core
-
-    return load_core(config, open_source(config, cache_dir))
 
 
 def default_cache_dir() -> Path:

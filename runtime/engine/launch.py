@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ import zmq.asyncio
 from ..config import EngineConfig
 from .background import in_background
 from .messages import FromEngine, ToEngine
+from .spawn import end, spawn
 from .worker import WorkerOptions, write_options
 
 # A unix socket's path is limited to 107 bytes on Linux and 103 on macOS.
@@ -54,19 +54,30 @@ class Worker:
         self._exit_code = in_background(process.wait, "engine-exit")
 
     @classmethod
-    def spawn(cls, config: EngineConfig, cache_dir: Path, core: str, log_level: int) -> Worker:
-        """Start a process that loads `core`; returns before it has loaded.
+    def spawn(
+        cls,
+        config: EngineConfig,
+        cache_dir: Path,
+        core: str,
+        log_level: int,
+        *,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> Worker:
+        """Let a process load `core`; returns before it has loaded.
 
-        Called on the event loop that will use the worker. The process is a plain Popen, since some
-        event loops let their child processes inherit descriptors.
+        Called on the event loop that will use the worker.
 
-        The child inherits no descriptor but stderr and stdout, and gets a session of its own, so that a
-        Ctrl-C in the terminal reaches the parent alone.
+        Args:
+            config: what to load.
+            cache_dir: folder of downloaded models.
+            core: `module:function`, see `WorkerOptions`.
+            log_level: as in `logging`.
+            process: one that `spawn.spawn` started for this core; None starts one. It is the worker's
+                from now on, even where this raises.
         """
         folder = _private_folder()
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.PAIR)
-        process = None
         try:
             socket.set_hwm(0)
             socket.linger = 0
@@ -80,19 +91,13 @@ class Worker:
                 parent_pid=os.getpid(),
                 log_level=log_level,
             )
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker"],
-                stdin=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
+            process = process or spawn(core)
             assert process.stdin is not None
             # Held open from now on: its end tells the child that the parent is gone.
             process.stdin.write(write_options(options))
         except BaseException:
             if process is not None:
-                process.kill()
-                process.wait()
+                end(process)
             _remove(context, folder)
             raise
         return cls(process, context, socket, folder)

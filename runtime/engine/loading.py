@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,7 @@ from ..models import ModelConfig, Precision, dtype_name, load_decoder, weight_by
 from ..sources.base import ModelSource
 from ..text.tokenizer import Tokenizer
 from .core import EngineCore
+from .factory import open_source
 from .messages import EngineInfo
 from .retention import Retention
 
@@ -100,6 +102,16 @@ def _plan(
 def _max_retain_seconds(cache: CacheConfig, num_blocks: int) -> float:
     retains = cache.enable_prefix_cache and cache.max_retained_blocks(num_blocks) > 0
     return cache.retain_seconds if retains else 0.0
+
+
+def open_core(config: EngineConfig, cache_dir: Path) -> EngineCore:
+    """Load a model that is on this machine; what the engine's process is given by name.
+
+    Raises:
+        ModelNotFound: it is not.
+        ConfigError: it cannot work with this configuration.
+    """
+    return load_core(config, open_source(config, cache_dir))
 
 
 def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:

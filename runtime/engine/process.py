@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ from .messages import (
     StepOutputs,
     ToEngine,
 )
+from .spawn import DEFAULT_CORE
 from .streams import RequestStream
-from .worker import DEFAULT_CORE
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class EngineProcess:
         cache_dir: folder of downloaded models, in which `config.model.model` is looked up.
         core: `module:function` of what computes; see `WorkerOptions`.
         restarts: what to do about deaths.
+        process: what `spawn.spawn` started for this core, for the first start; it stays the caller's to
+            end where `start` is never called. None starts one then.
     """
 
     def __init__(
@@ -100,11 +103,13 @@ class EngineProcess:
         *,
         core: str = DEFAULT_CORE,
         restarts: RestartPolicy | None = None,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self._config = config
         self._cache_dir = cache_dir
         self._core = core
         self._deaths = _Deaths(restarts or RestartPolicy())
+        self._spawned = process
         self._max_live = config.scheduler.max_live
         self._status = EngineStatus.STARTING
         self._info: EngineInfo | None = None
@@ -307,9 +312,14 @@ class EngineProcess:
 
     async def _run_once(self, started: asyncio.Future[EngineInfo]) -> RametError:
         """One process from start to death; returns why it died."""
+        process, self._spawned = self._spawned, None
         try:
             worker = Worker.spawn(
-                self._config, self._cache_dir, self._core, logger.getEffectiveLevel()
+                self._config,
+                self._cache_dir,
+                self._core,
+                logger.getEffectiveLevel(),
+                process=process,
             )
         except (OSError, zmq.ZMQError) as error:
             return EngineDead(f"The engine process could not be started: {error}.")

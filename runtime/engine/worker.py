@@ -1,10 +1,11 @@
-"""The engine's own process: `python -m ramet.runtime.engine.worker`, started by launch.py only.
+"""The engine's own process: `python -m ramet.runtime.engine.worker MODULE`, started by spawn.py only.
 
 Owns the far end of the private socket. It knows nothing of HTTP, and ends with its parent:
 
-1. read `WorkerOptions` from stdin, which stays open for as long as the parent lives;
-2. load the core; answer `EngineInfo`, or `StartFailed` if the configuration cannot work;
-3. run the loop until `Shutdown`.
+1. import the module that its argument names, which takes longer than anything else here;
+2. read `WorkerOptions` from stdin, which stays open for as long as the parent lives;
+3. load the core; answer `EngineInfo`, or `StartFailed` if the configuration cannot work;
+4. run the loop until `Shutdown`.
 
 SIGINT and SIGTERM are ignored: they are sent to whole process groups, and it is the parent that decides
 how long running requests may go on.
@@ -21,6 +22,7 @@ import signal
 import struct
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -31,14 +33,13 @@ import zmq
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelNotFound, RequestError
 from ..request import FinishReason, RequestOutput
-from .heap import settle
+from .heap import growing, settle
 from .logs import configure_logging
 from .loop import Core, EngineLoop
 from .messages import EngineStats, FromEngine, StartFailed, StepOutputs, ToEngine
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_CORE = "ramet.runtime.engine.factory:open_core"
 _LENGTH = struct.Struct("!I")
 _PARENT_POLL_SECONDS = 1.0
 # Long enough for the last message to leave, short enough not to outlive a parent that stopped reading.
@@ -169,18 +170,29 @@ def load(options: WorkerOptions) -> Core:
         ConfigError: it cannot work.
     """
     module, _, function = options.core.partition(":")
-    core = getattr(import_module(module), function)(options.config, Path(options.cache_dir))
-    settle()
+    with growing():
+        core = getattr(import_module(module), function)(options.config, Path(options.cache_dir))
+        settle()
     return cast(Core, core)
 
 
-def main() -> int:
-    """Run the worker; returns its exit code."""
+def main(module: str) -> int:
+    """Run the worker; returns its exit code.
+
+    Args:
+        module: what the core that the options will name is in.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What fails here fails again in `load`, where somebody can be told.
+    with growing(), suppress(Exception):
+        import_module(module)
     # Unbuffered: a byte that Python read ahead would hide the end of stdin from `select`.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        options = read_options(cast(BinaryIO, stdin))
+        try:
+            options = read_options(cast(BinaryIO, stdin))
+        except EOFError:
+            return 1  # The parent is gone, or has found that nothing is to be loaded.
     configure_logging(options.log_level)
     end_with_parent(options.parent_pid, Path(options.socket_path).parent)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
@@ -210,4 +222,4 @@ def run(options: WorkerOptions, channel: SocketChannel) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1]))

@@ -16,6 +16,7 @@ import errno
 import logging
 import signal
 import socket
+import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
@@ -51,12 +52,20 @@ _DRAIN_POLL_SECONDS = 0.05
 _BACKLOG = 2048
 
 
-def serve(config: ServerConfig, *, cache_dir: Path | None = None) -> int:
+def serve(
+    config: ServerConfig,
+    *,
+    cache_dir: Path | None = None,
+    process: subprocess.Popen[bytes] | None = None,
+) -> int:
     """Serve a model that is on this machine until a signal ends it; returns the exit code.
+
+    Once it is ready the garbage collector is on, even if it was off before.
 
     Args:
         config: what to serve, where and for whom.
         cache_dir: folder of downloaded models; None means `~/.cache/ramet`.
+        process: what `engine.spawn` started for the engine's first start; None starts one then.
 
     Raises:
         ConfigError: the address cannot be used, or the model cannot work with this configuration.
@@ -67,7 +76,8 @@ def serve(config: ServerConfig, *, cache_dir: Path | None = None) -> int:
     with listen(config.host, config.port) as listener:
         source = open_source(config.engine, cache_dir)
         model = served_model(config, source)
-        return run_server(config, listener, model, EngineProcess(config.engine, cache_dir))
+        client = EngineProcess(config.engine, cache_dir, process=process)
+        return run_server(config, listener, model, client)
 
 
 def run_server(

@@ -8,7 +8,8 @@ import pytest
 
 from ramet.runtime import Engine
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions
-from ramet.runtime.engine.factory import open_core, open_source
+from ramet.runtime.engine.factory import open_source
+from ramet.runtime.engine.loading import open_core
 from ramet.runtime.engine.process import EngineProcess
 from ramet.runtime.errors import ConfigError, ModelNotFound
 

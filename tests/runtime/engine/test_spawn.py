@@ -1,0 +1,84 @@
+"""The engine's process before it knows what to load."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.runtime.config import EngineConfig, ModelOptions
+from ramet.runtime.engine.client import EngineStatus
+from ramet.runtime.engine.process import EngineProcess, RestartPolicy
+from ramet.runtime.engine.spawn import end, spawn, spawned
+from ramet.runtime.errors import EngineDead
+
+LIMIT = 40.0
+CORE = "fake_core:create"
+pytestmark = pytest.mark.timeout(120)
+
+
+def engine_in(process: subprocess.Popen[bytes], folder: Path) -> EngineProcess:
+    config = EngineConfig(model=ModelOptions(model="steady"))
+    restarts = RestartPolicy(first_delay=0.01)
+    return EngineProcess(config, folder, core=CORE, restarts=restarts, process=process)
+
+
+async def test_an_engine_runs_in_the_process_that_was_there_before_it(
+    fake_core: Any, tmp_path: Path
+) -> None:
+    with spawned(CORE) as process:
+        engine = engine_in(process, tmp_path)
+        await engine.start()
+        assert engine.pid == process.pid
+        await engine.stop()
+        assert process.wait(LIMIT) == 0
+
+
+async def test_an_engine_that_dies_starts_again_in_a_process_of_its_own(
+    fake_core: Any, tmp_path: Path
+) -> None:
+    with spawned(CORE) as process:
+        engine = engine_in(process, tmp_path)
+        await engine.start()
+        process.kill()
+        async with asyncio.timeout(LIMIT):
+            while engine.status is not EngineStatus.READY or engine.pid == process.pid:
+                await asyncio.sleep(0.01)
+        await engine.stop()
+
+
+async def test_a_process_that_ended_before_the_engine_started_is_told(
+    fake_core: Any, tmp_path: Path
+) -> None:
+    process = spawn(CORE)
+    process.kill()
+    process.wait()
+    with pytest.raises(EngineDead, match="could not be started"):
+        await engine_in(process, tmp_path).start()
+
+
+def test_a_process_that_hears_nothing_ends_in_silence_with_its_input() -> None:
+    command = [sys.executable, "-m", "ramet.runtime.engine.worker", "json"]
+    ended = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
+
+
+def test_a_process_is_gone_after_the_block_and_may_be_ended_twice(fake_core: Any) -> None:
+    with spawned(CORE) as process:
+        assert process.poll() is None
+    end(process)
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_a_core_that_cannot_be_imported_is_told_when_it_is_loaded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = EngineProcess(EngineConfig(), tmp_path, core="no_such_module:create")
+    with pytest.raises(EngineDead, match="ended with exit code 1"):
+        await engine.start()
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
