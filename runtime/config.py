@@ -26,6 +26,7 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 QUANTIZATIONS = ("int8", "int4")
 POLICIES = ("cache-aware", "fcfs")
 EVICTION_POLICIES = ("lru", "lfu")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _SUFFIXES = {
@@ -284,6 +285,12 @@ class ServerConfig:
     api_key: tuple[str, ...] = option(
         (), "Keys of which clients must send one as a bearer token; repeatable.", "Server"
     )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes calls of tools: hermes, llama3_json, mistral; auto: as its chat template "
+        "shows, or hermes.",
+        "Server",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish after SIGTERM.", "Server"
     )
@@ -291,6 +298,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}.", param="port")
+        _one_of("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         if not self.shutdown_timeout >= 0:
             raise ConfigError(
                 f"shutdown_timeout must be at least 0 seconds, not {self.shutdown_timeout}.",

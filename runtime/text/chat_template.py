@@ -45,6 +45,11 @@ class ChatTemplate:
         self._source = tokenizer.chat_template
         self._special_tokens = dict(tokenizer.special_tokens)
 
+    @property
+    def lists_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return self._source is not None and _mentions(self._source, "tools")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -76,7 +81,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other.",
                 param="continue_final_message",
             )
-        if tools and not _mentions(source, "tools"):
+        if tools and not self.lists_tools:
             raise InvalidRequest("This model's chat template does not take tools.", param="tools")
         kwargs = self._variables(template_kwargs or {})
         plain = normalize_messages(

@@ -46,6 +46,7 @@ class IncrementalDetokenizer:
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
         """Start an empty text.
@@ -55,11 +56,13 @@ class IncrementalDetokenizer:
             stop: strings that end the text where they appear in it; none of them empty.
             include_stop: keep the stop string that matched.
             skip_special_tokens: leave special tokens out of the text.
+            shown_ids: special tokens that are text all the same.
             min_tokens: a stop string completed by an earlier token than this one (counted from 1) is
                 ordinary text.
         """
         self._reader = tokenizer.reader(continues=True)
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped - shown_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._matcher = StopMatcher(stop, include_stop) if stop else None
         self._min_tokens = min_tokens

@@ -105,6 +105,11 @@ class Tokenizer:
         """`token_bytes` as text, with U+FFFD where they are not whole characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def special_id(self, text: str) -> int | None:
+        """Id of the special token that is written so; None if there is none."""
+        token_id = self._fast.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._fast.token_to_id(text)

@@ -99,6 +99,15 @@ def test_the_space_before_an_output_stays(byte_tokenizer: Tokenizer) -> None:
     assert joined(*stream(detokenizer, output)) == " a b"
 
 
+def test_special_tokens_are_left_out_unless_they_are_shown(byte_level_tokenizer: Tokenizer) -> None:
+    token_ids = byte_level_tokenizer.encode("a<|im_start|>b<|im_end|>", add_special_tokens=False)
+    shown = byte_level_tokenizer.special_id("<|im_start|>")
+    assert shown is not None
+    for ids, text in ((frozenset[int](), "ab"), ({shown}, "a<|im_start|>b")):
+        detokenizer = IncrementalDetokenizer(byte_level_tokenizer, shown_ids=frozenset(ids))
+        assert joined(*stream(detokenizer, token_ids)) == text
+
+
 def test_a_character_cut_off_at_the_end_becomes_one_replacement(
     byte_level_tokenizer: Tokenizer,
 ) -> None:

@@ -159,3 +159,12 @@ def test_a_decoder_that_mixes_bytes_with_unknown_steps_is_refused() -> None:
     fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.CTC()])
     with pytest.raises(ConfigError, match="ByteFallback \\+ CTC"):
         plain(fast)
+
+
+def test_special_tokens_are_found_by_their_text(byte_level_tokenizer: Tokenizer) -> None:
+    token_id = byte_level_tokenizer.special_id("<|im_start|>")
+    assert token_id is not None and token_id in byte_level_tokenizer.special_ids
+    assert byte_level_tokenizer.token_text(token_id) == "<|im_start|>"
+    # One of these is an added token that is text, the other no token.
+    assert byte_level_tokenizer.special_id("<tool call>") is None
+    assert byte_level_tokenizer.special_id("<|nothing|>") is None
