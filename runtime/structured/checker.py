@@ -20,7 +20,8 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ..errors import GrammarError
-from .constraint import Constraint
+from .calls import schemas
+from .constraint import Constraint, ConstraintKind
 from .translate import explain, limits, translate
 
 MEMORY_BYTES = 2 * 1024**3
@@ -55,11 +56,19 @@ def byte_tokenizer() -> LLTokenizer:
 
 def check(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
     """Translate and compile a constraint, and see whether a first few bytes can follow."""
+    if constraint.kind is ConstraintKind.CALLS:
+        for where, schema in schemas(constraint.source):
+            # Each alone first: in the whole it could not be told which of them is at fault.
+            verdict = check(Constraint.json_schema(schema), tokenizer)
+            if verdict.error:
+                return Verdict(error=f"{where}: {verdict.error}")
     try:
         grammar = translate(constraint)
+        is_plain = constraint.kind is not ConstraintKind.CALLS
+        tried = grammar if is_plain else translate(constraint, has_tokens=False)
     except GrammarError as error:
         return Verdict(error=str(error))
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(tokenizer, tried, log_level=0, limits=limits())
     for _ in range(_NUM_TRIED_STEPS):
         legal = _legal_bytes(matcher)
         if matcher.is_error():

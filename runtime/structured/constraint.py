@@ -22,16 +22,18 @@ class ConstraintKind(StrEnum):
     JSON_OBJECT = "json_object"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    CALLS = "calls"
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """The whole output must match this. Equal constraints share one compiled grammar.
 
-    Make one with the functions below, which say what each kind means.
+    Make one with the functions below, which say what each kind means, or with `CallGrammar.constraint`.
 
     Attributes:
-        source: the pattern, the schema's JSON text, or the grammar; empty for the other kinds.
+        source: the pattern, the schema's JSON text, the grammar, or the JSON text of a `CallGrammar`; empty
+            for the other kinds.
         choices: the texts to choose from; empty for the other kinds.
         param: the request's field that it came from, for errors; no part of its value.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from ..errors import GrammarError
+from .calls import lark
 from .constraint import Constraint, ConstraintKind
 from .schema import prepare
 
@@ -40,8 +41,11 @@ def limits() -> LLParserLimits:
     )
 
 
-def translate(constraint: Constraint) -> str:
+def translate(constraint: Constraint, *, has_tokens: bool = True) -> str:
     """The constraint as a grammar of llguidance.
+
+    Args:
+        has_tokens: false for a vocabulary of bytes, which lacks the tokens that a constraint may name.
 
     Raises:
         GrammarError: it is malformed; not every fault shows before it is compiled.
@@ -57,6 +61,8 @@ def translate(constraint: Constraint) -> str:
             return _json_grammar(prepare(constraint.source))
         case ConstraintKind.GRAMMAR:
             return _free_grammar(constraint.source)
+        case ConstraintKind.CALLS:
+            return _free_grammar(lark(constraint.source, _JSON_OPTIONS, has_tokens=has_tokens))
 
 
 def explain(constraint: Constraint, error: str) -> str:
@@ -80,6 +86,7 @@ _NAMES = {
     ConstraintKind.JSON_OBJECT: "JSON mode",
     ConstraintKind.JSON_SCHEMA: "schema",
     ConstraintKind.GRAMMAR: "grammar",
+    ConstraintKind.CALLS: "list of tools",
 }
 
 
