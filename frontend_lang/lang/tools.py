@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import UsageError
-
-_PROMPT = """\
-You may call functions to answer. These are their signatures, within <tools></tools>:
-<tools>
-{tools}
-</tools>
-To call one, write a JSON object with its name and arguments within <tool_call></tool_call>:
-<tool_call>
-{{"name": <function name>, "arguments": <arguments as a JSON object>}}
-</tool_call>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +127,9 @@ def as_tools(functions: Sequence[Callable[..., Any] | Tool]) -> tuple[Tool, ...]
 
 def describe(tools: Sequence[Tool]) -> str:
     """The instruction that tells a model of the tools, in the form that Hermes models know."""
-    listed = "\n".join(json.dumps(tool.definition(), ensure_ascii=False) for tool in tools)
-    return _PROMPT.format(tools=listed)
+    from ramet.runtime.tools.instruction import instruction
+
+    return instruction([tool.definition() for tool in tools])
 
 
 def _argument_notes(text: str) -> dict[str, str]:
