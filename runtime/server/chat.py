@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 
-from ..request import TokenLogprobs
+from ..tools.instruction import with_instruction
 from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
@@ -19,6 +20,8 @@ from .logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from .protocol import ChatMessage, ChatRequest, check_chat, sampling_params
 from .refusals import CHAT, refuse
 from .stream import ChunkSkeleton, respond
+from .tool_answer import ToolAnswer
+from .tools import ToolUse, definitions, tool_use
 
 _encode = msgspec.json.encode
 
@@ -39,6 +42,9 @@ class ChatRoute:
         refuse(raw, CHAT)
         check_chat(body)
         params = sampling_params(body, max_tokens=body.token_limit, logprobs=body.num_logprobs)
+        tools = tool_use(body, context.model.tool_form, params.constraint)
+        if tools is not None:
+            params = replace(params, constraint=tools.constraint)
         context.lifecycle.check_accepting()
         job = await prepare_job(
             context,
@@ -49,7 +55,9 @@ class ChatRoute:
             param="messages",
             arrived=arrived,
         )
-        answer = ChatAnswer(context, body, job)
+        if tools is not None and tools.names:
+            job = replace(job, shown_ids=tools.form.shown_ids)
+        answer = ChatAnswer(context, body, job, tools)
         context.lifecycle.check_accepting()
         generation = Generation(job, context.client, context.model.tokenizer, context.metrics)
         return await respond(request, generation, answer, stream=bool(body.stream))
@@ -58,9 +66,12 @@ class ChatRoute:
 class ChatAnswer:
     """The JSON of one answer, as a whole or in chunks."""
 
-    def __init__(self, context: ServerContext, body: ChatRequest, job: Job) -> None:
+    def __init__(
+        self, context: ServerContext, body: ChatRequest, job: Job, tools: ToolUse | None
+    ) -> None:
         self._body = body
         self._job = job
+        self._tools = tools if tools is not None and tools.names else None
         self._names = TokenNames(
             context.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
@@ -68,33 +79,12 @@ class ChatAnswer:
 
     async def whole(self, generation: Generation) -> bytes:
         """Wait for all samples, and return the answer."""
-        texts: list[list[str]] = [[] for _ in generation.samples]
-        token_ids: list[list[int]] = [[] for _ in generation.samples]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in generation.samples]
-        async with aclosing(generation.deltas()) as deltas:
-            async for sample, delta in deltas:
+        deltas: list[list[Delta]] = [[] for _ in generation.samples]
+        async with aclosing(generation.deltas()) as stream:
+            async for sample, delta in stream:
                 if delta is not None:
-                    texts[sample.index].append(delta.text)
-                    token_ids[sample.index] += delta.token_ids
-                    logprobs[sample.index] += delta.logprobs
-        choices = []
-        for sample in generation.samples:
-            index = sample.index
-            choice: dict[str, Any] = {
-                "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": "".join(texts[index]),
-                    "refusal": None,
-                    "annotations": [],
-                },
-                "logprobs": self._logprobs(logprobs[index]),
-                "finish_reason": sample.finish_reason,
-                "stop_reason": sample.stop_reason,
-            }
-            if self._body.return_token_ids:
-                choice["token_ids"] = token_ids[index]
-            choices.append(choice)
+                    deltas[sample.index].append(delta)
+        choices = [self._whole(sample, deltas[sample.index]) for sample in generation.samples]
         answer = {**self._head, "choices": choices, "usage": generation.usage.as_dict()}
         if self._body.metadata is not None:
             answer["metadata"] = self._body.metadata
@@ -105,6 +95,25 @@ class ChatAnswer:
             answer["prompt_logprobs"] = prompt_logprobs(self._names, scored)
         return _encode(answer)
 
+    def _whole(self, sample: Sample, deltas: list[Delta]) -> dict[str, Any]:
+        finish_reason: str | None = sample.finish_reason
+        message: dict[str, Any] = {"content": "".join(delta.text for delta in deltas)}
+        if self._tools is not None:
+            answer = ToolAnswer(self._tools)
+            for delta in deltas:
+                answer.take(delta)
+            finish_reason, message = answer.finish_reason(sample.finish_reason), answer.message()
+        choice: dict[str, Any] = {
+            "index": sample.index,
+            "message": {"role": "assistant", **message, "refusal": None, "annotations": []},
+            "logprobs": self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
+            "finish_reason": finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+        return choice
+
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the answer's events; all choices open, in order, with the first token of any."""
         head = {**self._head, "object": "chat.completion.chunk"}
@@ -112,6 +121,8 @@ class ChatAnswer:
         prefixes = [
             b'{"index":%d,"delta":{"content":' % sample.index for sample in generation.samples
         ]
+        tools = self._tools
+        answers = [] if tools is None else [ToolAnswer(tools) for _ in generation.samples]
         opened = False
         async with aclosing(generation.deltas()) as deltas:
             async for sample, delta in deltas:
@@ -119,7 +130,10 @@ class ChatAnswer:
                     opened = True
                     for other in generation.samples:
                         yield skeleton.chunk(*self._opening(other, generation))
-                if delta is not None:
+                if delta is not None and answers:
+                    for choice in self._tool_choices(answers[sample.index], sample, delta):
+                        yield skeleton.chunk(choice, generation)
+                elif delta is not None:
                     choice = self._choice(prefixes[sample.index], sample, delta)
                     yield skeleton.chunk(choice, generation)
         if self._body.include_usage:
@@ -141,6 +155,27 @@ class ChatAnswer:
         parts += choice_end(delta, sample, with_ids=bool(self._body.return_token_ids))
         return b"".join(parts)
 
+    def _tool_choices(self, answer: ToolAnswer, sample: Sample, delta: Delta) -> Iterator[bytes]:
+        """Of an answer that may call, what the chunks for a delta have: a piece of text or of a call each,
+        the tokens since the last chunk in the first, and at the end one with the finish reason alone."""
+        pieces = answer.take(delta)
+        finish_reason = answer.finish_reason(delta.finish_reason)
+        if finish_reason is not None:
+            pieces.append({})
+        for place, piece in enumerate(pieces):
+            token_ids, logprobs = answer.release_tokens()
+            choice: dict[str, Any] = {
+                "index": sample.index,
+                "delta": piece,
+                "logprobs": self._logprobs(logprobs) if logprobs else None,
+                "finish_reason": None,
+            }
+            if finish_reason is not None and place == len(pieces) - 1:
+                choice |= {"finish_reason": finish_reason, "stop_reason": sample.stop_reason}
+            if self._body.return_token_ids:
+                choice["token_ids"] = token_ids
+            yield _encode(choice)
+
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         return chat_logprobs(self._names, tokens) if self._body.logprobs else None
 
@@ -151,8 +186,14 @@ def encode_chat(context: ServerContext, body: ChatRequest) -> Prompt:
     Raises:
         InvalidRequest: the model's template cannot render it; names the field.
     """
-    text = context.model.chat_template.render(
-        [template_message(message) for message in body.messages],
+    template = context.model.chat_template
+    messages = [template_message(message) for message in body.messages]
+    tools = definitions(body)
+    if tools and not template.lists_tools:
+        messages, tools = with_instruction(messages, tools), []
+    text = template.render(
+        messages,
+        tools=tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_kwargs(body),

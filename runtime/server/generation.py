@@ -48,6 +48,7 @@ class Job:
         arrived: when the HTTP request came, on `time.perf_counter`'s clock.
         namespace, priority, timeout: as in `GenerateRequest`.
         session, retain: as there; `retain` only with a single sample.
+        shown_ids: special tokens that are text of the answers all the same.
         group: of all samples, as there; "" makes the samples of each prompt a group.
     """
 
@@ -62,6 +63,7 @@ class Job:
     retain: float | None = None
     priority: int = 0
     timeout: float | None = None
+    shown_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,13 @@ class Sample:
     """
 
     def __init__(
-        self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -135,6 +143,7 @@ class Sample:
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            shown_ids=shown_ids,
             min_tokens=params.min_tokens,
         )
 
@@ -183,7 +192,13 @@ class Generation:
         self._job = job
         self._metrics = metrics
         self.samples = [
-            Sample(index, job.prompts[index // job.num_samples], params, tokenizer)
+            Sample(
+                index,
+                job.prompts[index // job.num_samples],
+                params,
+                tokenizer,
+                shown_ids=job.shown_ids,
+            )
             for index, params in enumerate(job.params)
         ]
         requests = [

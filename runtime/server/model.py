@@ -12,6 +12,7 @@ from ..engine.client import EngineClient
 from ..errors import ModelNotFound
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
+from ..tools.form import HERMES, Form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class ServedModel:
         tokenizer: its text.
         chat_template: renders conversations for it.
         tokenizer_config: content of its tokenizer_config.json, for clients that tokenize themselves.
+        tool_form: how it writes that it calls a function.
         version: the server's version; part of the fingerprint.
         created: Unix time, seconds, that /v1/models tells.
     """
@@ -32,6 +34,7 @@ class ServedModel:
     chat_template: ChatTemplate
     tokenizer_config: Mapping[str, Any]
     version: str
+    tool_form: Form = HERMES
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:

@@ -156,10 +156,32 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     function_call: ToolCallFunction | None = None
 
 
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that may be called; `parameters` is a JSON schema, absent for one without any.
+
+    `strict` holds the arguments to the schema even where nothing obliges the model to call.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool; only functions are understood."""
+
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """Body of /v1/chat/completions."""
+    """Body of /v1/chat/completions. For `tools` and the two fields after it see tools.py."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None

@@ -41,8 +41,6 @@ COMMON: Mapping[str, tuple[Any, ...]] = {
 
 CHAT: Mapping[str, tuple[Any, ...]] = {
     **COMMON,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": _NOTHING,

@@ -38,6 +38,7 @@ from ..memory_plan import blocks_for
 from ..sources.base import ModelSource
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
+from ..tools.form import form_of
 from .app import create_app
 from .lifecycle import Lifecycle
 from .model import ServedModel
@@ -131,6 +132,7 @@ def served_model(config: ServerConfig, source: ModelSource) -> ServedModel:
         chat_template=ChatTemplate(tokenizer),
         tokenizer_config=files.config,
         version=_version(),
+        tool_form=form_of(tokenizer, config.tool_call_parser),
     )
 
 

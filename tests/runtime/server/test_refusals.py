@@ -24,8 +24,8 @@ def test_every_refused_field_may_be_null_and_not_something(
 
 
 def test_all_that_is_asked_for_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="tool_choice, tools are not supported"):
-        refuse({"tools": [{}], "tool_choice": "required", "audio": None}, CHAT)
+    with pytest.raises(InvalidRequest, match="function_call, functions are not supported"):
+        refuse({"functions": [{}], "function_call": {"name": "f"}, "audio": None}, CHAT)
 
 
 def test_a_value_that_only_equals_an_inert_one_is_refused() -> None:
