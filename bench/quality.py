@@ -1,6 +1,6 @@
 """What a precision costs in quality: perplexity, and how often the model would say the same.
 
-    python -m ramet.bench.quality [MODEL] [--precisions float32 bfloat16 int8 int4]
+    python -m ramet.bench.quality [MODEL] [--precisions float32 bfloat16 int8 int4 int8-kv]
 
 The text is Python's language documentation, the same for everybody with the same Python. It is cut into
 windows, each scored from its second token on. Against the first precision and the second:
@@ -25,8 +25,15 @@ from ramet.runtime import Engine
 
 from .text import documentation_words
 
-PRECISIONS = ("float32", "bfloat16", "int8", "int4")
-_DTYPES = ("float32", "bfloat16")
+# What `Engine` is told. Quantized weights are computed on in the kernels' own dtype.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+}
+PRECISIONS = tuple(_OPTIONS)
 _PROMPT_LEN, _ANSWER_LEN = 48, 64
 
 
@@ -97,7 +104,7 @@ def measure(
 
     Args:
         model: what `Engine` takes.
-        precision: one of `PRECISIONS`; quantized ones compute in the kernels' own dtype.
+        precision: one of `PRECISIONS`.
         num_tokens: tokens of the text.
         window: tokens that are scored together.
         num_answers: greedy continuations.
@@ -106,9 +113,10 @@ def measure(
         ValueError: the text is shorter than that.
     """
     started = time.monotonic()
-    options: dict[str, Any] = {"dtype" if precision in _DTYPES else "quantization": precision}
     length = max(window, _PROMPT_LEN + _ANSWER_LEN) + 1
-    with Engine(model, max_model_len=length, enable_prefix_cache=False, **options) as engine:
+    with Engine(
+        model, max_model_len=length, enable_prefix_cache=False, **_OPTIONS[precision]
+    ) as engine:
         token_ids = engine.tokenizer.encode(" ".join(documentation_words()), False)
         texts = windows(token_ids, num_tokens, window)
         scored = [

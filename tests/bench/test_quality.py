@@ -51,8 +51,9 @@ def test_windows_are_whole_and_a_text_that_is_too_short_is_told() -> None:
 
 
 @pytest.mark.real_model
-def test_the_real_model_has_read_documentation(smollm2_path: Path) -> None:
-    measured = measure(str(smollm2_path), "int4", num_tokens=300, window=128, num_answers=2)
+@pytest.mark.parametrize("precision", ["int4", "int8-kv"])
+def test_the_real_model_has_read_documentation(smollm2_path: Path, precision: str) -> None:
+    measured = measure(str(smollm2_path), precision, num_tokens=300, window=128, num_answers=2)
     # Two whole windows, of which the first token is not scored.
     assert len(measured.logprobs) == len(measured.choices) == 2 * 127
     assert [len(answer) for answer in measured.answers] == [64, 64]
