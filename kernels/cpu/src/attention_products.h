@@ -24,14 +24,14 @@ struct VectorProducts {
     static constexpr int kBlockRows = 16;
 
     // scores[row][position] = queries x keys, for tiles of 16 positions; rows of kSplit scores.
-    // queries: rows of num_groups * 32; keys: [tile][group of dims][32 x 16].
+    // queries: rows of num_groups * 32; keys: [tile][group of dims][32 x 16]. An even number of tiles.
     template <class A, class T>
     static void scores(const A* queries, const T* keys, int num_groups, int num_rows, int first_tile,
                        int last_tile, float* out) {
-        for (int tile = first_tile; tile < last_tile; ++tile) {
-            product(queries, num_groups * kGroup, keys + tile * num_groups * kSquare, kSquare,
-                    num_groups, num_rows, out + tile * kHalf, kSplit);
-        }
+        const std::size_t tile_stride = static_cast<std::size_t>(num_groups) * kSquare;
+        product(queries, num_groups * kGroup,
+                Squares<T>{keys + first_tile * tile_stride, kSquare, tile_stride}, num_groups, num_rows,
+                (last_tile - first_tile) * kHalf, out + first_tile * kHalf, kSplit);
     }
 
     // out[row][dim] = weights x values, over groups of 32 positions.
@@ -39,13 +39,10 @@ struct VectorProducts {
     template <class A, class T>
     static void values(const A* weights, const T* values, int first_group, int last_group,
                        int num_rows, int dim, float* out) {
-        const int num_tiles = dim / kHalf;
-        for (int tile = 0; tile < num_tiles; ++tile) {
-            product(weights + first_group * kGroup, kSplit,
-                    values + (first_group * num_tiles + tile) * kSquare,
-                    static_cast<std::size_t>(num_tiles) * kSquare, last_group - first_group, num_rows,
-                    out + tile * kHalf, dim);
-        }
+        const std::size_t group_stride = static_cast<std::size_t>(dim / kHalf) * kSquare;
+        product(weights + first_group * kGroup, kSplit,
+                Squares<T>{values + first_group * group_stride, group_stride, kSquare},
+                last_group - first_group, num_rows, dim, out, dim);
     }
 
     // Called before and after a run of products.
@@ -53,93 +50,122 @@ struct VectorProducts {
     static void end() {}
 
   private:
-    // As many sums as the registers hold: 32 of them with AVX-512, 16 otherwise.
-    static constexpr int kRows = S::W == 16 ? 8 : 4;
-    static constexpr int kVectors = kHalf / S::W < 2 ? 1 : 2;
-    static constexpr int kSpan = kVectors * S::W;
+    // Where the square of a group of the reduced dimension and of 16 columns lies.
+    template <class T>
+    struct Squares {
+        const T* first;
+        std::size_t group_stride, tile_stride;
 
+        // The rows of 16 in which `column` is, from that column on.
+        const T* at(int group, int column) const {
+            return first + group * group_stride + column / kHalf * tile_stride +
+                   column % kHalf * kPerColumn;
+        }
+
+        // Elements of one column that lie together.
+        static constexpr int kPerColumn = sizeof(T) == sizeof(bf16) ? 2 : 1;
+    };
+
+    // As many sums as the registers hold beside what they are made of: 32 of them with AVX-512, 16 otherwise.
+    static constexpr int kRows = S::W == 16 ? 8 : 4;
+    static constexpr int kSums = 2 * kRows;
+
+    // Vectors of columns at a time for R rows: so many sums that none waits for the one before it.
+    template <int R>
+    static constexpr int kVectors = 4 * R <= kSums ? 4 : 2;
+
+    // c[row][column] for num_rows rows and num_columns columns, a multiple of 32.
     template <class A, class T>
-    static void product(const A* a, std::size_t lda, const T* b, std::size_t b_stride, int num_groups,
-                        int num_rows, float* c, std::size_t ldc) {
+    static void product(const A* a, std::size_t lda, const Squares<T>& b, int num_groups, int num_rows,
+                        int num_columns, float* c, std::size_t ldc) {
         int row = 0;
         for (; row + kRows <= num_rows; row += kRows) {
-            rows<kRows>(a + row * lda, lda, b, b_stride, num_groups, c + row * ldc, ldc);
+            rows<kRows>(a + row * lda, lda, b, num_groups, num_columns, c + row * ldc, ldc);
         }
-        fewer_rows<kRows - 1>(num_rows - row, a + row * lda, lda, b, b_stride, num_groups,
+        fewer_rows<kRows - 1>(num_rows - row, a + row * lda, lda, b, num_groups, num_columns,
                               c + row * ldc, ldc);
     }
 
     // At most R.
     template <int R, class A, class T>
-    static void fewer_rows(int num_rows, const A* a, std::size_t lda, const T* b,
-                           std::size_t b_stride, int num_groups, float* c, std::size_t ldc) {
+    static void fewer_rows(int num_rows, const A* a, std::size_t lda, const Squares<T>& b,
+                           int num_groups, int num_columns, float* c, std::size_t ldc) {
         if constexpr (R > 0) {
             if (num_rows == R) {
-                rows<R>(a, lda, b, b_stride, num_groups, c, ldc);
+                rows<R>(a, lda, b, num_groups, num_columns, c, ldc);
             } else {
-                fewer_rows<R - 1>(num_rows, a, lda, b, b_stride, num_groups, c, ldc);
+                fewer_rows<R - 1>(num_rows, a, lda, b, num_groups, num_columns, c, ldc);
             }
         }
     }
 
     template <int R, class A, class T>
-    static void rows(const A* a, std::size_t lda, const T* b, std::size_t b_stride, int num_groups,
+    static void rows(const A* a, std::size_t lda, const Squares<T>& b, int num_groups, int num_columns,
                      float* c, std::size_t ldc) {
-        for (int column = 0; column < kHalf; column += kSpan) {
-            typename S::Reg sum[R][kVectors];
-            for (int r = 0; r < R; ++r) {
-                for (int v = 0; v < kVectors; ++v) sum[r][v] = S::zero();
-            }
-            for (int group = 0; group < num_groups; ++group) {
-                step<R>(sum, a + group * kGroup, lda, b + group * b_stride, column);
-            }
-            for (int r = 0; r < R; ++r) {
-                for (int v = 0; v < kVectors; ++v) {
-                    S::store(c + r * ldc + column + v * S::W, sum[r][v]);
-                }
-            }
+        int column = 0;
+        for (; column + kVectors<R> * S::W <= num_columns; column += kVectors<R> * S::W) {
+            columns<R, kVectors<R>>(a, lda, b, num_groups, column, c, ldc);
+        }
+        for (; column < num_columns; column += 2 * S::W) {
+            columns<R, 2>(a, lda, b, num_groups, column, c, ldc);
+        }
+    }
+
+    template <int R, int V, class A, class T>
+    static void columns(const A* a, std::size_t lda, const Squares<T>& b, int num_groups, int column,
+                        float* c, std::size_t ldc) {
+        typename S::Reg sum[R][V];
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) sum[r][v] = S::zero();
+        }
+        for (int group = 0; group < num_groups; ++group) {
+            const T* weights[V];
+            for (int v = 0; v < V; ++v) weights[v] = b.at(group, column + v * S::W);
+            step<R>(sum, a + group * kGroup, lda, weights);
+        }
+        for (int r = 0; r < R; ++r) {
+            for (int v = 0; v < V; ++v) S::store(c + r * ldc + column + v * S::W, sum[r][v]);
         }
     }
 
     // Pairs are multiplied at once, or first their first elements and then their second.
-    template <int R, class A>
-    static void step(typename S::Reg (&sum)[R][kVectors], const A* a, std::size_t lda, const bf16* b,
-                     int column) {
+    template <int R, int V, class A>
+    static void step(typename S::Reg (&sum)[R][V], const A* a, std::size_t lda,
+                     const bf16* const (&b)[V]) {
         for (int pair = 0; pair < kGroup / 2; ++pair) {
-            const bf16* w = b + (pair * kHalf + column) * 2;
+            const int at = pair * kHalf * 2;
             if constexpr (S::kMultipliesPairs) {
-                for (int v = 0; v < kVectors; ++v) {
-                    const auto weights = S::load_pairs(w + v * S::W * 2);
-                    for (int r = 0; r < R; ++r) {
-                        const auto x = S::set1_pair(a + r * lda + 2 * pair);
-                        sum[r][v] = S::dot(sum[r][v], x, weights);
-                    }
+                typename S::Pairs w[V];
+                for (int v = 0; v < V; ++v) w[v] = S::load_pairs(b[v] + at);
+                for (int r = 0; r < R; ++r) {
+                    const auto x = S::set1_pair(a + r * lda + 2 * pair);
+                    for (int v = 0; v < V; ++v) sum[r][v] = S::dot(sum[r][v], x, w[v]);
                 }
             } else {
-                typename S::Reg first[kVectors], second[kVectors];
-                for (int v = 0; v < kVectors; ++v) first[v] = S::load_first(w + v * S::W * 2);
+                typename S::Reg first[V], second[V];
+                for (int v = 0; v < V; ++v) first[v] = S::load_first(b[v] + at);
                 multiply<R>(sum, a + 2 * pair, lda, first);
-                for (int v = 0; v < kVectors; ++v) second[v] = S::load_second(w + v * S::W * 2);
+                for (int v = 0; v < V; ++v) second[v] = S::load_second(b[v] + at);
                 multiply<R>(sum, a + 2 * pair + 1, lda, second);
             }
         }
     }
 
-    template <int R>
-    static void multiply(typename S::Reg (&sum)[R][kVectors], const float* a, std::size_t lda,
-                         const typename S::Reg (&w)[kVectors]) {
+    template <int R, int V>
+    static void multiply(typename S::Reg (&sum)[R][V], const float* a, std::size_t lda,
+                         const typename S::Reg (&w)[V]) {
         for (int r = 0; r < R; ++r) {
             const auto x = S::set1(a[r * lda]);
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = S::fma(x, w[v], sum[r][v]);
+            for (int v = 0; v < V; ++v) sum[r][v] = S::fma(x, w[v], sum[r][v]);
         }
     }
 
-    template <int R>
-    static void step(typename S::Reg (&sum)[R][kVectors], const float* a, std::size_t lda,
-                     const float* b, int column) {
+    template <int R, int V>
+    static void step(typename S::Reg (&sum)[R][V], const float* a, std::size_t lda,
+                     const float* const (&b)[V]) {
         for (int k = 0; k < kGroup; ++k) {
-            typename S::Reg w[kVectors];
-            for (int v = 0; v < kVectors; ++v) w[v] = S::load(b + k * kHalf + column + v * S::W);
+            typename S::Reg w[V];
+            for (int v = 0; v < V; ++v) w[v] = S::load(b[v] + k * kHalf);
             multiply<R>(sum, a + k, lda, w);
         }
     }
