@@ -39,7 +39,7 @@ class CpuKernels:
     """The `Kernels` protocol in C++.
 
     Args:
-        isa: instruction set, one of `_native.available_isas()`; None is the best of this processor.
+        isa: instruction set, one of `_native.available_isas()`; None is the fastest of this processor.
         num_threads: threads that compute, the caller's included; None is one per physical core.
         share_prefixes: attention reads blocks that sequences of a batch share once for all of them;
             changes no bit.
@@ -55,7 +55,7 @@ class CpuKernels:
         num_threads: int | None = None,
         share_prefixes: bool = True,
     ) -> None:
-        self.isa = _native.available_isas()[-1] if isa is None else isa
+        self.isa = _native.fastest_isa() if isa is None else isa
         self.num_threads = num_physical_cores() if num_threads is None else num_threads
         if self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")

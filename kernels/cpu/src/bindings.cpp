@@ -63,6 +63,8 @@ py::tuple available_isas() {
     return names;
 }
 
+std::string fastest_isa_name() { return kIsaNames[static_cast<int>(fastest_isa())]; }
+
 // The threads and the instruction set of one CpuKernels. What runs holds the pool's mutex, not the GIL.
 class Engine : public OpSink {
   public:
@@ -231,6 +233,7 @@ HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Str
 PYBIND11_MODULE(_native, module) {
     module.doc() = "Native CPU kernels; see ramet.kernels.cpu.kernels.";
     module.def("available_isas", &available_isas);
+    module.def("fastest_isa", &fastest_isa_name);
     module.def("advise_huge_pages", [](Address address, std::size_t bytes) {
         advise_huge_pages(at(address), bytes);
     });

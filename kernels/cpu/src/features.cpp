@@ -64,6 +64,15 @@ Isa detect() {
     return tiles && may_use_tiles() ? Isa::amx : Isa::avx512_bf16;
 }
 
+// Intel's cores since Golden Cove (those with half-precision arithmetic) start one vdpbf16ps in four times the
+// cycles of a vfmadd231ps, of which two do the same work: 1.4 against 5.6 of them in a nanosecond, measured
+// on Emerald Rapids. There tiles are what multiplies bfloat16; a virtual machine may hide them.
+bool has_slow_pair_products() {
+    const Leaf vendor = cpuid(0, 0);
+    const bool intel = vendor.b == 0x756e6547 && vendor.d == 0x49656e69 && vendor.c == 0x6c65746e;
+    return intel && bit(cpuid(7, 0).d, 23);
+}
+
 }  // namespace
 
 Isa best_isa() {
@@ -71,11 +80,18 @@ Isa best_isa() {
     return isa;
 }
 
+Isa fastest_isa() {
+    const Isa isa = best_isa();
+    return isa == Isa::avx512_bf16 && has_slow_pair_products() ? Isa::avx512 : isa;
+}
+
 bool has_avx512_vnni() { return best_isa() >= Isa::avx512 && bit(cpuid(7, 0).c, 11); }
 
 #else
 
 Isa best_isa() { return Isa::portable; }
+
+Isa fastest_isa() { return Isa::portable; }
 
 bool has_avx512_vnni() { return false; }
 

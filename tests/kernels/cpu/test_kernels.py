@@ -14,10 +14,15 @@ from ramet.kernels.cpu import _native
 from ramet.kernels.cpu.kernels import CpuKernels
 
 
-def test_the_default_is_the_best_instruction_set_and_every_core() -> None:
+def test_the_default_is_the_fastest_instruction_set_and_every_core() -> None:
     kernels = CpuKernels()
-    assert kernels.isa == _native.available_isas()[-1]
+    assert kernels.isa == _native.fastest_isa()
     assert kernels.num_threads == num_physical_cores() >= 1
+
+
+def test_the_fastest_instruction_set_is_the_highest_or_the_one_below_slow_pair_products() -> None:
+    *lower, highest = _native.available_isas()
+    assert _native.fastest_isa() in (highest, *(lower[-1:] if highest == "avx512_bf16" else ()))
 
 
 def test_the_portable_path_is_always_there() -> None:
