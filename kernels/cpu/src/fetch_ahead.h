@@ -9,43 +9,49 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 
-// Walks from `at` to `end`, some cache lines a step.
+// Walks from `at` to `end`, num_lines cache lines with each group of a product.
 struct FetchLines {
     const char* at = nullptr;
     const char* end = nullptr;
     int num_lines = 0;
 
+    // One of kSteps steps that a group has.
+    template <int kSteps = 1>
     void step() {
         if (at >= end) return;
-        for (int line = 0; line < num_lines; ++line) __builtin_prefetch(at + line * kCacheLine, 0, 2);
-        at += num_lines * kCacheLine;
+        const int count = (num_lines + kSteps - 1) / kSteps;
+        for (int line = 0; line < count; ++line) __builtin_prefetch(at + line * kCacheLine, 0, 2);
+        at += count * kCacheLine;
     }
 };
 
-// Walks down the rows of a matrix, one cache line of each, some rows a step.
+// Walks down the rows of a matrix, one cache line of each, some rows with each group.
 struct FetchRows {
-    static constexpr int kRowsAStep = 3;
+    static constexpr int kRowsAGroup = 4;
     const char* at = nullptr;
     std::size_t stride = 0;
     int num_rows = 0;
 
+    template <int kSteps = 1>
     void step() {
-        for (int i = 0; i < kRowsAStep && num_rows > 0; ++i, --num_rows) {
+        for (int i = 0; i < kRowsAGroup / kSteps && num_rows > 0; ++i, --num_rows) {
             __builtin_prefetch(at, 0, 2);
             at += stride;
         }
     }
 };
 
-// A step follows each group of a product, so that memory is read evenly and arithmetic does not wait.
+// Steps lie between the parts of a product, so that memory is read evenly: a processor stops at the first line
+// for which it has no buffer free.
 struct FetchAhead {
     FetchLines weight;
     FetchRows out, residual;
 
+    template <int kSteps = 1>
     void step() {
-        weight.step();
-        out.step();
-        residual.step();
+        weight.step<kSteps>();
+        out.step<kSteps>();
+        residual.step<kSteps>();
     }
 };
 

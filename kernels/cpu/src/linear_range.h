@@ -73,7 +73,7 @@ struct LinearRange {
         FetchAhead ahead;
         ahead.weight.end = weight + last_panel * panel_size<T>(job) * sizeof(T);
         constexpr int kGroupLines = static_cast<int>(kGroup * kPanel * sizeof(T) / kCacheLine);
-        ahead.weight.num_lines = ceil_div(kGroupLines, num_blocks);
+        ahead.weight.num_lines = ceil_div(kGroupLines, ceil_div(last_row - first_row, M::kRows));
         M::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
             if (num_blocks == 1) {

@@ -18,6 +18,8 @@ struct AmxMatmul {
     template <class T>
     using Operand = T;
 
+    static constexpr int kRows = 2 * kTileRows;
+
     template <class T>
     static constexpr int kGroupsAtOnce = 18;
 

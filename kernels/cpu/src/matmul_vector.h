@@ -19,6 +19,10 @@ struct VectorMatmul {
     template <class T>
     using Operand = std::conditional_t<S::kMultipliesPairs, T, float>;
 
+    // Rows that pass by a panel at once: their sums fill the registers, beside two vectors of weights and an
+    // activation.
+    static constexpr int kRows = S::W == 16 ? 8 : S::W == 8 ? 6 : 4;
+
     // Groups of a panel that stay in the first-level cache while rows pass by.
     template <class T>
     static constexpr int kGroupsAtOnce = sizeof(Operand<T>) == sizeof(float) ? 4 : 18;
@@ -54,14 +58,12 @@ struct VectorMatmul {
     template <bool kRowsPass, class A, class B>
     static void block(const A* a, std::size_t a_tile_stride, const B* b, int num_groups, float* c,
                       std::size_t ldc, int m, bool more, FetchAhead& ahead) {
-        FetchAhead nothing;
         for (int row = 0; row < m;) {
             const A* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
             const int left = smaller(m - row, kTileRows - row % kTileRows);
             // As even as can be: a few rows at the end of a tile would leave arithmetic units idle.
             const int count = ceil_div(left, ceil_div(left, kRows));
-            some_rows<kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more,
-                             row == 0 ? ahead : nothing);
+            some_rows<kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more, ahead);
             row += count;
         }
     }
@@ -71,13 +73,18 @@ struct VectorMatmul {
     static void end() {}
 
   private:
-    // As many sums as the registers hold, beside two vectors of weights and an activation.
-    static constexpr int kRows = S::W == 16 ? 8 : S::W == 8 ? 6 : 4;
     static constexpr int kSums = 2 * kRows;
 
     // Vectors of columns at a time: all of them for a few rows, whose sums would wait for one another.
     template <int R>
     static constexpr int kVectors = R * kPanel <= kSums * S::W ? kPanel / S::W : 2;
+
+    // Inputs between which lines are fetched ahead.
+    static constexpr int kPart = 8;
+
+    // Elements of half a panel, or of a panel of float32, that an input has.
+    template <class B>
+    static constexpr int kInputStride = sizeof(B) == sizeof(float) ? kPanel : kHalf;
 
     // rows<count>, which is at most R.
     template <int R, class A, class B>
@@ -103,8 +110,11 @@ struct VectorMatmul {
                 }
             }
             for (int group = 0; group < num_groups; ++group) {
-                if (column == 0) ahead.step();
-                step<R>(sum, a + group * kTileRows * kGroup, b + group * kGroup * kPanel, column);
+                for (int part = 0; part < kGroup; part += kPart) {
+                    if (column == 0) ahead.step<kGroup / kPart>();
+                    step<R>(sum, a + group * kTileRows * kGroup + part,
+                            b + group * kGroup * kPanel + part * kInputStride<B>, column);
+                }
             }
             for (int r = 0; r < R; ++r) {
                 for (int v = 0; v < V; ++v) {
@@ -120,7 +130,7 @@ struct VectorMatmul {
 
     template <int R, int V>
     static void step(typename S::Reg (&sum)[R][V], const bf16* a, const bf16* b, int column) {
-        for (int pair = 0; pair < kGroup / 2; ++pair) {
+        for (int pair = 0; pair < kPart / 2; ++pair) {
             typename S::Pairs w[V];
             for (int v = 0; v < V; ++v) {
                 w[v] = S::load_pairs(pairs_of(b, pair, column + v * S::W));
@@ -135,7 +145,7 @@ struct VectorMatmul {
     template <int R, int V>
     static void step(typename S::Reg (&sum)[R][V], const float* a, const bf16* b,
                      int column) {
-        for (int pair = 0; pair < kGroup / 2; ++pair) {
+        for (int pair = 0; pair < kPart / 2; ++pair) {
             typename S::Pairs w[V];
             for (int v = 0; v < V; ++v) {
                 w[v] = S::load_pairs(pairs_of(b, pair, column + v * S::W));
@@ -156,7 +166,7 @@ struct VectorMatmul {
     static void step(typename S::Reg (&sum)[R][V], const float* a, const float* b,
                      int column) {
 #pragma GCC unroll 4
-        for (int k = 0; k < kGroup; ++k) {
+        for (int k = 0; k < kPart; ++k) {
             typename S::Reg w[V];
             for (int v = 0; v < V; ++v) w[v] = S::load(b + k * kPanel + column + v * S::W);
             for (int r = 0; r < R; ++r) {
