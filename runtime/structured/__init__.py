@@ -2,6 +2,7 @@
 
     constraint   what a request demands, as plain data
     schema       JSON Schema as the engine behind this package takes it
+    patterns     what the engine makes of members named by patterns, put right
     calls        grammars of outputs that call functions
     translate    any constraint as that engine's grammar text
     checker      a process of its own that translates and tries out, and may be killed

@@ -17,9 +17,10 @@ import sys
 from typing import BinaryIO
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 
 from ..errors import GrammarError
+from .byte_vocabulary import byte_tokenizer
 from .calls import schemas
 from .constraint import Constraint, ConstraintKind
 from .translate import explain, limits, translate
@@ -35,23 +36,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     grammar: str = ""
     error: str = ""
-
-
-class _Bytes:
-    """A vocabulary of single bytes and an end token."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
-    special_token_ids = [256]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-def byte_tokenizer() -> LLTokenizer:
-    """The engine's tokenizer over single bytes."""
-    return LLTokenizer(TokenizerWrapper(_Bytes()), eos_token=[_Bytes.eos_token_id])
 
 
 def check(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:

@@ -7,6 +7,7 @@ Read as JSON Schema says (2020-12, and draft 7's tuples and definitions), except
   from several schemas (`allOf`, or `$ref` or `anyOf` beside `properties`) stay open, as none of the parts
   knows all members;
 - members come in the schema's order;
+- integers are written without a fraction, though 5.0 is one;
 - a schema that requires itself without end, so that no text is ever complete, is `false`;
 - `format` asserts if it is one of the standard's, and is a remark otherwise.
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from ..errors import GrammarError
 from .finite import close_endless
+from .patterns import fold_exhausted
 from .walk import items, nodes, resolve
 
 MAX_DEPTH = 100
@@ -53,9 +55,11 @@ def prepare(text: str) -> dict[str, Any]:
         raise GrammarError(f"A schema must be a JSON object, not {_kind(schema)}.")
     if _depth(schema, MAX_DEPTH) > MAX_DEPTH:
         raise GrammarError(f"The schema is nested deeper than {MAX_DEPTH} levels.")
-    combined = {id(part) for part in _combined(schema)}
     for node in list(nodes(schema)):
         _check(node)
+        fold_exhausted(node)
+    combined = {id(part) for part in _combined(schema)}
+    for node in list(nodes(schema)):
         if id(node) not in combined:
             _close(node)
     if not close_endless(schema):

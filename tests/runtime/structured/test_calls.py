@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ramet.runtime.errors import GrammarError
+from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
 from ramet.runtime.structured.calls import CallGrammar, CallRule, OtherText
-from ramet.runtime.structured.checker import byte_tokenizer, check
+from ramet.runtime.structured.checker import check
 from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.structured.grammar import Grammar
 from ramet.runtime.text.tokenizer import Tokenizer

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ramet.runtime.errors import GrammarError
-from ramet.runtime.structured.checker import byte_tokenizer, check
+from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
+from ramet.runtime.structured.checker import check
 from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.structured.schema import prepare
 

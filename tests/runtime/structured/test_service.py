@@ -13,7 +13,8 @@ from contextlib import suppress
 import pytest
 
 from ramet.runtime.errors import EngineError, GrammarError
-from ramet.runtime.structured.checker import byte_tokenizer, check
+from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
+from ramet.runtime.structured.checker import check
 from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.structured.grammar import Vocabulary
 from ramet.runtime.structured.service import GrammarService
@@ -184,6 +185,11 @@ def test_a_closed_service_compiles_nothing(vocabulary: Vocabulary) -> None:
         (Constraint.json_schema({"$ref": "#"}), "no text can match"),
         (Constraint.regex("a[^\\s\\S]"), "no text can match"),
         (Constraint.json_schema("[]"), "must be a JSON object"),
+        (Constraint.json_schema({"type": "colour"}), "colour"),
+        (Constraint.json_schema({"type": "object", "required": "b"}), "required"),
+        (Constraint.json_schema({"type": "string", "pattern": "[a"}), "regex"),
+        (Constraint.json_schema({"enum": []}), "nsatisfiable"),
+        (Constraint.json_schema({"type": "integer", "minimum": 2, "maximum": 1}), "nsatisfiable"),
     ],
 )
 def test_the_check_finds_what_compiling_alone_does_not(constraint: Constraint, words: str) -> None:
