@@ -2,7 +2,7 @@
 
     LanguageError
     ├── UsageError         the program is written wrongly; also a ValueError
-    │   └── UnknownVariable    nothing of that name is, or will be, in the state; also a LookupError
+    │   └── UnknownVariable    nothing of that name is, or will be, in the state; also a KeyError
     ├── ProgramError       something that a state had to do failed; says where, has the partial state
     │   └── ProgramCancelled   the program was cancelled, or its time was up
     ├── BackendError       a server refused or failed
@@ -29,8 +29,11 @@ class UsageError(LanguageError, ValueError):
     """The program is written wrongly."""
 
 
-class UnknownVariable(UsageError, LookupError):
+class UnknownVariable(UsageError, KeyError):
     """No variable of that name is in the state, and nothing that was added will set it."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # A KeyError's would be quoted.
 
 
 class ProgramError(LanguageError):

@@ -107,7 +107,7 @@ def reference(runtime: Any, ids: list[int], start: int) -> list[float]:
 def test_options_are_scored_by_the_chain_rule_over_the_joint_tokens(
     exact: Any, runtime: Any, lead: str
 ) -> None:
-    options = ["Yes", "YesNo", "No", "NoYes", "a"]
+    options = ["Yes", "YesNo", "No", "NoYes", "a", ""]
 
     @sgl.function
     def program(s: sgl.State, choices: list[str], method: Any) -> None:

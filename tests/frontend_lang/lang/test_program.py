@@ -26,6 +26,8 @@ def test_text_and_answers_follow_each_other(backend: Any) -> None:
     assert "answer" in state and "nope" not in state
     with pytest.raises(UnknownVariable, match="'answer', 'sure'"):
         state["nope"]
+    with pytest.raises(KeyError):
+        state["nope"]
 
 
 def test_the_model_goes_on_from_its_own_tokens_and_the_whole_history_is_cached(
