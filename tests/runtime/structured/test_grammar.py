@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,82 @@ TREE = {
         }
     },
 }
+SITE = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-f0-9]{4}$"},
+        "parts": {"$ref": "#/definitions/parts"},
+    },
+    "required": ["code", "parts"],
+    "additionalProperties": False,
+    "definitions": {
+        "parts": {"type": "array", "items": {"$ref": "#/definitions/part"}},
+        "part": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "pattern": r"^((<[\w.]+>)|([\w.]+))$"},
+                "parts": {"$ref": "#/definitions/parts"},
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    },
+}
+LETTER = {
+    "type": "object",
+    "properties": {
+        "head": {
+            "type": "object",
+            "properties": {
+                "tag": {"type": "string", "pattern": "^[A-Z]+$"},
+                "mark": {"type": "string", "pattern": r"\d"},
+                "text": {"type": "string", "minLength": 1, "maxLength": 20_000},
+            },
+            "required": ["tag", "mark", "text"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["head"],
+    "additionalProperties": False,
+}
 CASES: list[tuple[Any, list[str], list[str]]] = [
+    (
+        SITE,
+        [
+            '{"code": "a0f1", "parts": []}',
+            '{"code": "a0f1", "parts": [{"path": "<x.y>", "parts": [{"path": "z"}]}]}',
+        ],
+        [
+            '{"code": "a0f", "parts": []}',
+            '{"code": "a0f1", "parts": [{"path": "<x"}]}',
+            '{"code": "a0f1", "parts": [{"parts": []}]}',
+        ],
+    ),
+    (
+        LETTER,
+        ['{"head": {"tag": "AB", "mark": "x1 ", "text": "."}}'],
+        [
+            '{"head": {"tag": "Ab", "mark": "1", "text": "."}}',
+            '{"head": {"tag": "AB", "mark": "none", "text": "."}}',
+            '{"head": {"tag": "AB", "mark": "1", "text": ""}}',
+        ],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"who": {"type": "string"}, "mark": {"type": "string"}},
+            "required": ["who", "mark"],
+            "patternProperties": {"^mark$": {"enum": ["C", "D"]}},
+            "additionalProperties": False,
+        },
+        ['{"who": "Al", "mark": "D"}'],
+        ['{"who": "Al", "mark": "E"}', '{"who": "Al"}', '{"who": "Al", "mark": "D", "y": 1}'],
+    ),
+    (
+        {"type": "string", "pattern": "^b+$", "minLength": 3, "maxLength": 4},
+        ['"bbb"', '"bbbb"'],
+        ['"bb"', '"bbbbb"', '"bbc"'],
+    ),
     (
         PERSON,
         ['{"name":"x"}', '{"name": "x", "age": 3}', '{\n  "name": "x",\n  "age": 3\n}'],
@@ -51,7 +127,11 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"enum": ["é", 3, None, {"k": [1]}]}, ['"é"', "3", "null", '{"k": [1]}'], ['"e"', "4", "{}"]),
     ({"type": "string", "pattern": "^[a-c]+$", "maxLength": 2}, ['"ab"'], ['"abc"', '"d"', '""']),
     ({"type": "string", "pattern": "b"}, ['"abc"', '"b"'], ['"ac"']),
-    ({"type": "string"}, [r'"\n\u00e9\\"', '"é漢😂"', r'"\ud83d\ude00"'], ['"\n"', r'"\x"']),
+    (
+        {"type": "string"},
+        [r'"\n\u00e9\\"', '"é漢😂"', r'"\ud83d\ude00"'],
+        ['"\n"', '"a\tb"', r'"\x"', r'"\u0g"', '"a"b"'],
+    ),
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 5}, ["0.1", "5", "5.0"], ["0", "5.01"]),
     ({"type": "array", "items": {"type": "boolean"}, "minItems": 1}, ["[true]"], ["[]", "[1]"]),
     ({"prefixItems": [{"const": 1}, {"const": "b"}], "type": "array"}, ['[1, "b"]'], ["[2]"]),
@@ -143,6 +223,23 @@ def test_a_schema_accepts_what_it_allows_and_nothing_else(
 def _byte_id(tokenizer: Tokenizer) -> Callable[[int], int]:
     ids = {tokenizer.token_bytes(i): i for i in range(256)}
     return lambda byte: ids[bytes([byte])]
+
+
+def test_recursion_goes_as_deep_as_an_output_wants(
+    grammar: Compile, tokenizer: Tokenizer, vocabulary: Vocabulary
+) -> None:
+    inner = '{"path": "leaf"}'
+    for _ in range(40):
+        inner = f'{{"path": "p", "parts": [{inner}]}}'
+    text = f'{{"code": "0000", "parts": [{inner}]}}'
+    matcher = grammar(Constraint.json_schema(SITE)).matcher()
+    assert accepts(matcher, tokenizer.encode(text, False), vocabulary.eos_token_ids[0])
+
+
+def test_large_bounds_cost_little(grammar: Compile) -> None:
+    started = time.process_time()
+    grammar(Constraint.json_schema(LETTER))
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(
