@@ -52,9 +52,10 @@ def main() -> None:
     for bits in (16, 8, 4) if arguments.only != "attention" else ():
         print(f"products with weights of {bits} bits")
         products(kernels, bits)
-    for dtype in (torch.bfloat16, torch.int8) if arguments.only != "products" else ():
-        print(f"attention over a cache of {dtype.itemsize * 8} bits")
-        attention(kernels, dtype)
+    if arguments.only != "products":
+        print("attention over caches of 16 and of 8 bits")
+        for shape in STEPS:
+            attention(kernels, *shape)
 
 
 def products(kernels: CpuKernels, bits: int) -> None:
@@ -101,9 +102,12 @@ def products(kernels: CpuKernels, bits: int) -> None:
         )
 
 
-def attention(kernels: CpuKernels, dtype: torch.dtype) -> None:
-    """Attention of all layers of a step, over caches of that dtype."""
-    for num_seqs, num_new, kv_len, num_shared in STEPS:
+def attention(
+    kernels: CpuKernels, num_seqs: int, num_new: int, kv_len: int, num_shared: int
+) -> None:
+    """Attention of all layers of a step."""
+    times = []
+    for dtype in (torch.bfloat16, torch.int8):
         tables, keys, values = caches(num_seqs, kv_len, num_shared, dtype)
         q = torch.randn(num_seqs * num_new, SHAPE.num_heads, SHAPE.head_dim).to(torch.bfloat16)
         plan = kernels.plan_attention(
@@ -118,12 +122,12 @@ def attention(kernels: CpuKernels, dtype: torch.dtype) -> None:
             i = next(layers)  # noqa: B023
             kernels.attention(q, keys[i], values[i], plan, scale=0.125)  # noqa: B023
 
-        best, median = measure(layer, 25)
-        print(
-            f"{num_seqs:3} sequences x {num_new:3} new of {kv_len:4}, {num_shared:4} shared: "
-            f"{NUM_LAYERS} layers {best * NUM_LAYERS * 1e3:7.2f} ms "
-            f"(median {median * NUM_LAYERS * 1e3:7.2f})"
-        )
+        best, median = (seconds * NUM_LAYERS * 1e3 for seconds in measure(layer, 25))
+        times.append(f"{best:7.2f} ms (median {median:7.2f})")
+    print(
+        f"{num_seqs:3} sequences x {num_new:3} new of {kv_len:4}, {num_shared:4} shared: "
+        f"{NUM_LAYERS} layers {', '.join(times)}"
+    )
 
 
 def caches(
