@@ -88,12 +88,12 @@ def server(model: str, port: int) -> Iterator[str]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    """Return once the server answers."""
+    """Return once the server takes requests."""
     for _ in range(START_SECONDS * 10):
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            urllib.request.urlopen(f"{url}/ready", timeout=5).close()
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
