@@ -5,7 +5,8 @@
     patterns     what the engine makes of members named by patterns, put right
     calls        grammars of outputs that call functions
     translate    any constraint as that engine's grammar text
-    checker      a process of its own that translates and tries out, and may be killed
+    checker      processes that translate and try out, and may be killed
+    checking     asking them
     grammar      a compiled constraint, and matchers that walk it token by token
     service      compiling off the step loop: a bounded cache, no work done twice
 

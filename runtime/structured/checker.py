@@ -1,20 +1,26 @@
-"""A process that translates constraints and tries them out, so that a hostile one costs only itself.
+"""Translates constraints and tries them out, each in a process of its own: a hostile one hurts itself.
 
-`python -m ramet.runtime.structured.checker SECONDS`, started by service.py only. Reads framed
-constraints from stdin and answers each on stdout, until stdin ends. Compiling cannot be interrupted, so
-what takes too much time or memory ends the process: the kernel sees to it, and the parent reads that as
-the answer.
+`python -m ramet.runtime.structured.checker`, started by checking.py only. Its stdin is a socket, over
+which it is sent a socket for each constraint, and it forks a child that reads the constraint from there and
+answers there. A fork takes a millisecond, since all that a check needs is imported already. Compiling
+cannot be interrupted, so what takes too much time or memory ends the child: the kernel sees to it, and
+whoever asked reads the end of the socket as the answer.
 
 It knows no vocabulary but the 256 bytes: whether a grammar is sound does not depend on the tokens.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import resource
 import signal
+import socket
 import struct
 import sys
-from typing import BinaryIO
+import traceback
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn, Self
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
@@ -28,7 +34,32 @@ from .translate import explain, limits, translate
 MEMORY_BYTES = 2 * 1024**3
 
 _LENGTH = struct.Struct("!I")
+_ALLOWANCE = struct.Struct("!ddi")
 _NUM_TRIED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the check of one constraint may take.
+
+    Attributes:
+        cpu_seconds: processor time.
+        wall_seconds: bounds a machine under great load only.
+        niceness: of the process, so that the steps beside it hardly feel it.
+    """
+
+    cpu_seconds: float
+    wall_seconds: float
+    niceness: int
+
+    def encode(self) -> bytes:
+        """As bytes, always as many."""
+        return _ALLOWANCE.pack(self.cpu_seconds, self.wall_seconds, self.niceness)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """From `encode`."""
+        return cls(*_ALLOWANCE.unpack(data))
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -87,21 +118,57 @@ def frame(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def main(cpu_seconds: float) -> None:
-    """Answer until stdin ends, or a constraint takes more than `cpu_seconds` of processor time."""
+def send_job(requests: socket.socket, allowance: Allowance, channel: socket.socket) -> None:
+    """Let the process at the other end of `requests` check what comes over `channel`.
+
+    Raises:
+        OSError: it is gone.
+    """
+    socket.send_fds(requests, [allowance.encode()], [channel.fileno()])
+
+
+def _receive_job(requests: socket.socket) -> tuple[Allowance, socket.socket] | None:
+    """The next job; None if there will be none."""
+    data, descriptors, _, _ = socket.recv_fds(requests, _ALLOWANCE.size, 1)
+    return (Allowance.decode(data), socket.socket(fileno=descriptors[0])) if data else None
+
+
+def main() -> None:
+    """Start a check for every job, until there will be none."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # Elsewhere the address space has little to do with memory.
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a child ended.
     tokenizer = byte_tokenizer()
-    decoder = msgspec.msgpack.Decoder(Constraint)
-    while (body := read_frame(sys.stdin.buffer)) is not None:
-        # Nobody handles the signal, so the kernel ends this process, whatever it is in the middle of.
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        verdict = check(decoder.decode(body), tokenizer)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(frame(msgspec.msgpack.encode(verdict)))
-        sys.stdout.buffer.flush()
+    check(Constraint.json_schema({"type": "integer"}), tokenizer)  # Imports the rest.
+    # Children share what they do not write to, and a collector writes to everything.
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as requests:
+        while (job := _receive_job(requests)) is not None:
+            allowance, channel = job
+            with channel:
+                if os.fork() == 0:
+                    _answer(allowance, channel, tokenizer)
+
+
+def _answer(allowance: Allowance, channel: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
+    """Check one constraint and end this process."""
+    try:
+        # Nobody handles the signals, so the kernel ends this process, whatever it is in the middle of.
+        signal.setitimer(signal.ITIMER_PROF, allowance.cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, allowance.wall_seconds)
+        os.nice(allowance.niceness)
+        with channel.makefile("rb") as stream:
+            body = read_frame(stream)
+        if body is not None:
+            verdict = check(msgspec.msgpack.decode(body, type=Constraint), tokenizer)
+            channel.sendall(frame(msgspec.msgpack.encode(verdict)))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main()

@@ -5,53 +5,38 @@ its own request; what passes is compiled here, on a thread, which costs no more 
 leaves the interpreter free. (The threads keep their priority: one that the system let wait while it held
 the interpreter would stop the step loop.) Compiled grammars are kept, least recently used ones forgotten.
 
-There are two lanes. All start in the quick one; what is not checked within a tenth of a second goes on in the
-other, so that what is cheap, which is nearly everything, never waits for more than that behind a bomb.
+There are two lanes. All start in the quick one, where checks run side by side: what is cheap, which is nearly
+everything, shares the processor with the bombs before it and does not wait for their end. What is not checked
+within a fifth of a second of processor time goes on in the other lane, one at a time.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import BinaryIO, cast
-
-import msgspec
+from functools import partial
 
 from ..errors import EngineError, GrammarError
-from .checker import Verdict, frame, read_frame
+from .checker import Allowance, Verdict
+from .checking import Checker
 from .constraint import Constraint
 from .grammar import Grammar, Vocabulary
 
 MAX_GRAMMARS = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a lane gives to the check of one constraint.
+QUICK = Allowance(cpu_seconds=0.2, wall_seconds=5.0, niceness=10)
+NUM_QUICK = 8
+"""Quick checks at once; one more waits until one of these has had its time."""
 
-    Attributes:
-        num_workers: constraints checked at once.
-        cpu_seconds: processor time, which the process itself limits.
-        wall_seconds: bounds a machine under great load only.
-        niceness: of the process, so that the steps beside it hardly feel it.
-    """
+THOROUGH = Allowance(cpu_seconds=1.0, wall_seconds=20.0, niceness=12)
 
-    num_workers: int
-    cpu_seconds: float
-    wall_seconds: float
-    niceness: int
-
-
-QUICK = Allowance(num_workers=2, cpu_seconds=0.1, wall_seconds=3.0, niceness=5)
-THOROUGH = Allowance(num_workers=1, cpu_seconds=1.0, wall_seconds=20.0, niceness=12)
+NUM_COMPILED = 2
+"""Constraints of the quick lane compiled at once, as that is done at the priority of the steps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,11 +60,20 @@ class GrammarService:
         self._vocabulary = _Once(vocabulary)
         self._max_grammars = max_grammars
         self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
-        self._thorough = _Lane(THOROUGH, "thorough-grammar", None)
-        self._quick = _Lane(QUICK, "grammar", self._thorough)
+        self._checker = Checker()
+        self._thorough = _Lane(
+            partial(self._checker.check, allowance=THOROUGH),
+            ThreadPoolExecutor(1, thread_name_prefix="thorough-grammar"),
+            None,
+        )
+        self._quick = _Lane(
+            partial(self._checker.check, allowance=QUICK),
+            ThreadPoolExecutor(NUM_QUICK, thread_name_prefix="grammar"),
+            self._thorough,
+        )
         # Walking the vocabulary would slow the steps beside the first constrained request.
         self._thorough.pool.submit(self._vocabulary.get)
-        self._finalizer = weakref.finalize(self, _close, self._quick, self._thorough)
+        self._finalizer = weakref.finalize(self, _close, self._checker, self._quick, self._thorough)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -138,15 +132,22 @@ class _Once:
 
 
 class _Lane:
-    """Threads that compile, with a checking process for each.
+    """Threads that check and compile.
 
     Args:
+        check: the verdict on a constraint; None for what takes too long in this lane.
+        pool: of the threads.
         slower: the lane of what takes too long here; None if that is too complex.
     """
 
-    def __init__(self, allowance: Allowance, name: str, slower: _Lane | None) -> None:
-        self.pool = ThreadPoolExecutor(allowance.num_workers, thread_name_prefix=name)
-        self.checkers = _Checkers(allowance)
+    def __init__(
+        self,
+        check: Callable[[Constraint], Verdict | None],
+        pool: ThreadPoolExecutor,
+        slower: _Lane | None,
+    ) -> None:
+        self.check, self.pool = check, pool
+        self._compiling = threading.BoundedSemaphore(NUM_COMPILED)
         self._slower = slower
 
     def enter(self, entry: _Entry, vocabulary: _Once) -> None:
@@ -161,7 +162,7 @@ class _Lane:
         try:
             if entry.num_waiting <= 0:
                 raise EngineError("Nobody waits for the constraint any more.")
-            verdict = self.checkers.check(constraint)
+            verdict = self.check(constraint)
             if verdict is None and self._slower is not None:
                 self._slower.enter(entry, vocabulary)
                 return
@@ -171,7 +172,8 @@ class _Lane:
                 )
             if verdict.error:
                 raise GrammarError(verdict.error, param=constraint.param)
-            grammar = Grammar(constraint, verdict.grammar, vocabulary.get())
+            with self._compiling:
+                grammar = Grammar(constraint, verdict.grammar, vocabulary.get())
         except Exception as error:
             future.set_exception(error)
         else:
@@ -183,89 +185,13 @@ def _refuse(future: Future[Grammar]) -> None:
         future.set_exception(EngineError("The engine was closed."))
 
 
-class _Checkers:
-    """The checking processes of a lane, one for each thread that asks."""
-
-    def __init__(self, allowance: Allowance) -> None:
-        self._allowance = allowance
-        self._lock = threading.Lock()
-        self._idle: list[subprocess.Popen[bytes]] = []
-        self._all: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
-
-    def check(self, constraint: Constraint) -> Verdict | None:
-        """The verdict on a constraint; None for one that took more than it may, and ended its process."""
-        process = self._take()
-        body = _ask(process, msgspec.msgpack.encode(constraint), self._allowance.wall_seconds)
-        if body is None:
-            self._end(process)
-            # The next one shall not wait for a process to start.
-            process = self._start()
-        with self._lock:
-            self._idle.append(process)
-        return None if body is None else msgspec.msgpack.decode(body, type=Verdict)
-
-    def close(self) -> None:
-        """End them all, those at work too."""
-        with self._lock:
-            self._closed = True
-            processes = list(self._all)
-        for process in processes:
-            self._end(process)
-
-    def _take(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._closed:
-                raise EngineError("The engine was closed.")
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "ramet.runtime.structured.checker",
-                    str(self._allowance.cpu_seconds),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            # Not left to the process itself: starting it is most of what a cheap check costs.
-            os.setpriority(os.PRIO_PROCESS, process.pid, self._allowance.niceness)
-            self._all.add(process)
-            return process
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._all.discard(process)
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            cast(BinaryIO, stream).close()
-
-
-def _ask(process: subprocess.Popen[bytes], body: bytes, seconds: float) -> bytes | None:
-    """The process's answer; None if it died or did not answer in time."""
-    to_process, from_process = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
-    try:
-        to_process.write(frame(body))
-        to_process.flush()
-        ready, _, _ = select.select([from_process], [], [], seconds)
-        return read_frame(from_process) if ready else None
-    except (BrokenPipeError, ValueError):  # It died, or was ended and its pipes closed.
-        return None
-
-
 def _failed_by_accident(future: Future[Grammar]) -> bool:
     """Whether trying again may help: the constraint was not to blame."""
     error = future.exception() if future.done() and not future.cancelled() else None
     return future.cancelled() or (error is not None and not isinstance(error, GrammarError))
 
 
-def _close(*lanes: _Lane) -> None:
+def _close(checker: Checker, *lanes: _Lane) -> None:
     for lane in lanes:
         lane.pool.shutdown(wait=False, cancel_futures=True)
-        lane.checkers.close()
+    checker.close()

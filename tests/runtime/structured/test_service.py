@@ -14,10 +14,10 @@ import pytest
 
 from ramet.runtime.errors import EngineError, GrammarError
 from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
-from ramet.runtime.structured.checker import check
-from ramet.runtime.structured.constraint import Constraint
+from ramet.runtime.structured.checker import Verdict, check
+from ramet.runtime.structured.constraint import Constraint, ConstraintKind
 from ramet.runtime.structured.grammar import Vocabulary
-from ramet.runtime.structured.service import GrammarService
+from ramet.runtime.structured.service import NUM_QUICK, GrammarService
 
 LIMIT = 60.0
 BOMB = Constraint.json_schema(
@@ -57,14 +57,14 @@ def test_a_constraint_that_nobody_wants_any_more_is_not_compiled(
     held: tuple[GrammarService, threading.Event],
 ) -> None:
     service, event = held
-    constraints = [Constraint.regex("a" * size) for size in range(1, 6)]
+    constraints = [Constraint.regex("a" * size) for size in range(1, NUM_QUICK + 4)]
     futures = [service.get(constraint) for constraint in constraints]
     service.get(constraints[-1])
     for constraint in constraints:
         service.leave(constraint)
-    assert futures[3].cancelled() and not futures[4].cancelled()
+    assert futures[-2].cancelled() and not futures[-1].cancelled()
     event.set()
-    futures[4].result(LIMIT)
+    futures[-1].result(LIMIT)
 
 
 def test_it_remembers_so_many_grammars_and_forgets_the_least_used(service: GrammarService) -> None:
@@ -112,7 +112,7 @@ class Thorough:
     def __init__(self, service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
         self.event, self.checked = threading.Event(), list[Constraint]()
         self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
-        monkeypatch.setattr(service._thorough.checkers, "check", self.check)
+        monkeypatch.setattr(service._thorough, "check", self.check)
 
     def check(self, constraint: Constraint) -> None:
         self.checked.append(constraint)
@@ -157,11 +157,62 @@ def test_a_bomb_that_nobody_wants_any_more_is_not_checked_thoroughly(
     assert service.get(bomb(2)) is not second, "whoever asks again is served"
 
 
+class Quick:
+    """Stands in for the checks of the quick lane: a bomb's goes on until it is told that its time is over."""
+
+    def __init__(self, service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
+        self.over = threading.Semaphore(0)
+        monkeypatch.setattr(service._quick, "check", self.check)
+
+    def check(self, constraint: Constraint) -> Verdict | None:
+        self.begun.put(constraint)
+        if constraint.kind is ConstraintKind.REGEX:
+            return check(constraint, byte_tokenizer())
+        assert self.over.acquire(timeout=LIMIT)
+        return None
+
+
+def test_what_is_cheap_passes_the_bombs_that_are_checked_beside_it(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, thorough = Quick(service, monkeypatch), Thorough(service, monkeypatch)
+    bombs = [service.get(bomb(number)) for number in range(1, NUM_QUICK)]
+    for _ in bombs:
+        quick.begun.get(timeout=LIMIT)
+    for size in range(1, 4):
+        assert service.get(Constraint.regex("a" * size)).result(LIMIT)
+    assert thorough.checked == []
+    quick.over.release(len(bombs))
+    thorough.event.set()
+    for future in bombs:
+        with pytest.raises(GrammarError):
+            future.result(LIMIT)
+    assert len(thorough.checked) == len(bombs)
+
+
+def test_behind_as_many_bombs_as_are_checked_at_once_one_waits_for_the_first_to_be_over(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, thorough = Quick(service, monkeypatch), Thorough(service, monkeypatch)
+    for number in range(1, NUM_QUICK + 1):
+        service.get(bomb(number))
+    for _ in range(NUM_QUICK):
+        quick.begun.get(timeout=LIMIT)
+    cheap = service.get(Constraint.regex("a"))
+    assert quick.begun.empty() and not cheap.running()
+    quick.over.release()
+    assert cheap.result(LIMIT)
+    assert thorough.begun.get(timeout=LIMIT).kind is ConstraintKind.JSON_SCHEMA
+    quick.over.release(NUM_QUICK)
+    thorough.event.set()
+
+
 def test_who_waits_when_the_service_closes_hears_of_it(
     held: tuple[GrammarService, threading.Event],
 ) -> None:
     service, event = held
-    futures = [service.get(Constraint.regex("a" * size)) for size in range(1, 6)]
+    futures = [service.get(Constraint.regex("a" * size)) for size in range(1, NUM_QUICK + 4)]
     service.close()
     event.set()
     for future in futures:

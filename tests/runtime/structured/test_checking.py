@@ -1,0 +1,129 @@
+"""Checks in processes of their own: what they may take, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ramet.runtime.errors import EngineError
+from ramet.runtime.structured.checker import Allowance
+from ramet.runtime.structured.checking import Checker
+from ramet.runtime.structured.constraint import Constraint
+
+LIMIT = 60.0
+ENOUGH = Allowance(cpu_seconds=20.0, wall_seconds=40.0, niceness=3)
+GOOD = Constraint.regex("[a-z]+")
+BOMB = Constraint.json_schema(
+    {"allOf": [{"type": "string", "pattern": f"(a|b).{{{i}}}c"} for i in range(1, 40)]}
+)
+needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+
+
+@pytest.fixture
+def checker() -> Iterator[Checker]:
+    checker = Checker()
+    yield checker
+    checker.close()
+
+
+def pid(checker: Checker) -> int:
+    assert checker._process is not None
+    return checker._process.pid
+
+
+def children(parent: int) -> list[int]:
+    return [
+        int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    ]
+
+
+def test_an_allowance_arrives_as_it_was_sent() -> None:
+    assert Allowance.decode(ENOUGH.encode()) == ENOUGH
+
+
+def test_sound_constraints_come_back_as_grammars_and_others_as_errors(checker: Checker) -> None:
+    sound = checker.check(GOOD, ENOUGH)
+    assert sound is not None and sound.grammar and not sound.error
+    broken = checker.check(Constraint.regex("("), ENOUGH)
+    assert broken is not None and "unclosed group" in broken.error and not broken.grammar
+
+
+def test_a_constraint_and_a_grammar_of_any_size_pass(checker: Checker) -> None:
+    verdict = checker.check(Constraint.choice([f"{i:060}" for i in range(4000)]), ENOUGH)
+    assert verdict is not None and len(verdict.grammar) > 240_000
+
+
+@needs_limits
+def test_a_check_ends_with_its_processor_time_and_those_beside_it_go_on(checker: Checker) -> None:
+    little = Allowance(cpu_seconds=0.05, wall_seconds=40.0, niceness=0)
+    with ThreadPoolExecutor(4) as pool:
+        bombs = [pool.submit(checker.check, BOMB, little) for _ in range(3)]
+        good = pool.submit(checker.check, GOOD, ENOUGH)
+        assert good.result(LIMIT) is not None
+        assert [bomb.result(LIMIT) for bomb in bombs] == [None] * 3
+
+
+@needs_limits
+def test_a_check_ends_with_its_time_however_little_it_computed(checker: Checker) -> None:
+    assert checker.check(BOMB, Allowance(cpu_seconds=40.0, wall_seconds=0.2, niceness=0)) is None
+
+
+@needs_limits
+def test_checks_have_the_niceness_that_they_are_allowed_and_are_gone_when_it_closes(
+    checker: Checker,
+) -> None:
+    checker.check(GOOD, ENOUGH)
+    parent = pid(checker)
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(checker.check, BOMB, ENOUGH)
+        deadline = time.monotonic() + LIMIT
+        found: set[int] = set()
+        while not any(os.getpriority(os.PRIO_PROCESS, child) == 3 for child in found):
+            assert time.monotonic() < deadline
+            found = set(children(parent))
+        assert os.getpriority(os.PRIO_PROCESS, parent) == os.getpriority(os.PRIO_PROCESS, 0)
+        checker.close()
+        with pytest.raises(EngineError, match="closed"):
+            bomb.result(LIMIT)
+    while any(Path(f"/proc/{child}").exists() for child in found):
+        assert time.monotonic() < deadline
+
+
+def test_a_process_that_somebody_killed_is_started_again(checker: Checker) -> None:
+    assert checker.check(GOOD, ENOUGH) is not None
+    first = pid(checker)
+    os.kill(first, signal.SIGKILL)
+    # What is on its way when it dies may be lost; the next one is not.
+    verdicts = [checker.check(GOOD, ENOUGH) for _ in range(2)]
+    assert verdicts[-1] is not None
+    assert pid(checker) != first
+
+
+def test_a_closed_checker_checks_nothing(checker: Checker) -> None:
+    checker.close()
+    checker.close()
+    with pytest.raises(EngineError, match="closed"):
+        checker.check(GOOD, ENOUGH)
+
+
+def test_the_process_ends_in_silence_with_whoever_started_it() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ramet.runtime.structured.checker"],
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    ours.close()
+    assert process.communicate(timeout=LIMIT) == (b"", b"")
+    assert process.returncode == 0
