@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
@@ -133,15 +134,20 @@ def test_strict_tools_leave_the_model_free_to_talk(server: Any) -> None:
     assert not held.message.tool_calls and held.message.content == free.message.content
 
 
-def test_the_call_and_its_result_are_understood_as_history(server: Any) -> None:
-    options = {"tool_choice": named("now"), "parallel_tool_calls": False}
-    message = chat(server, **options).choices[0].message
-    (call,) = message.tool_calls
-    history = [*ASK, message, {"role": "tool", "tool_call_id": call.id, "content": "12:30"}]
-    answer = chat(server, messages=history, tool_choice="none", max_tokens=16)
-    assert answer.choices[0].message.content
-    # The template writes the call as the model has written it, so nothing of it is computed again.
-    assert answer.usage.prompt_tokens_details.cached_tokens > 0
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_next_prompt_begins_with_the_tokens_of_the_call(server: Any, name: str) -> None:
+    url, body = server.url, {"model": "smollm2", "messages": ASK, "tools": TOOLS, "temperature": 0}
+    demanded = {**body, "tool_choice": named(name), "return_token_ids": True, "max_tokens": 128}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=demanded, timeout=120).json()
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "12:30"}
+    body["messages"] = [*ASK, choice["message"], result]
+    tokens = httpx.post(f"{url}/tokenize", json=body).json()["tokens"]
+    so_far = [*answer["prompt_token_ids"], *choice["token_ids"]]
+    assert tokens[: len(so_far)] == so_far
+    client_sees = chat(server, messages=body["messages"], tool_choice="none", max_tokens=8)
+    assert client_sees.choices[0].message.content
 
 
 def test_a_schema_that_cannot_be_used_names_its_tool(server: Any) -> None:

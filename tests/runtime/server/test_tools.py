@@ -6,18 +6,22 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
-from ramet.runtime.config import ServerConfig
+from ramet.runtime.config import EngineConfig, ModelOptions, ServerConfig
+from ramet.runtime.engine.factory import open_source
+from ramet.runtime.errors import ConfigError
 from ramet.runtime.server.app import create_app
 from ramet.runtime.server.body import convert
 from ramet.runtime.server.lifecycle import Lifecycle
 from ramet.runtime.server.model import ServedModel
 from ramet.runtime.server.protocol import ChatRequest
+from ramet.runtime.server.serve import served_model
 from ramet.runtime.server.tools import ToolUse, tool_use
 from ramet.runtime.structured.calls import CallGrammar
 from ramet.runtime.structured.constraint import Constraint, ConstraintKind
@@ -433,3 +437,17 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(
     error = response.json()["error"]
     assert error["param"] == param and param.split(".")[-1] in error["message"]
     assert not engine.requests
+
+
+@pytest.mark.parametrize(("parser", "form"), [("auto", "hermes"), ("mistral", "mistral")])
+def test_the_served_model_writes_calls_as_the_flag_says(
+    tiny_folder: Path, tmp_path: Path, parser: str, form: str
+) -> None:
+    engine = EngineConfig(model=ModelOptions(model=str(tiny_folder)))
+    config = ServerConfig(engine=engine, tool_call_parser=parser)
+    assert served_model(config, open_source(engine, tmp_path)).tool_form.name == form
+
+
+def test_a_form_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tool_call_parser must be one of auto, hermes"):
+        ServerConfig(tool_call_parser="wizard")
