@@ -33,12 +33,19 @@ class SplitPacker {
 
     // Looks up where positions base ... base + count - 1 lie; theirs are the rows to prefetch.
     void locate_next(int base, int count) {
-        next_.count = count;
+        locate_next({task_.block_table, base, base + count, task_.first_kv_head, task_.last_kv_head});
+    }
+
+    // The same of another task.
+    void locate_next(const CacheRange& range) {
+        next_.count = larger(0, range.last - range.first);
         next_.num_prefetched = 0;
-        int column = base / task_.block_size, offset = base % task_.block_size;
-        for (int i = 0; i < count; ++i) {
+        next_.first_byte = range.first_kv_head * row_size_ * sizeof(C);
+        next_.last_byte = range.last_kv_head * row_size_ * sizeof(C);
+        int column = range.first / task_.block_size, offset = range.first % task_.block_size;
+        for (int i = 0; i < next_.count; ++i) {
             const std::int64_t slot =
-                static_cast<std::int64_t>(task_.block_table[column]) * task_.block_size + offset;
+                static_cast<std::int64_t>(range.block_table[column]) * task_.block_size + offset;
             next_.offsets[i] = slot * task_.num_kv_heads * row_size_;
             if (++offset == task_.block_size) offset = 0, ++column;
         }
@@ -54,13 +61,11 @@ class SplitPacker {
         constexpr int kPortions = 2 * kSplit / kHalf;
         const int num_positions =
             ceil_div(kSplit, kPortions * (task_.last_kv_head - task_.first_kv_head));
-        const std::size_t first = task_.first_kv_head * row_size_ * sizeof(C);
-        const std::size_t last = task_.last_kv_head * row_size_ * sizeof(C);
         const int end = smaller(next_.num_prefetched + num_positions, next_.count);
         for (int i = next_.num_prefetched; i < end; ++i) {
             const auto* k = static_cast<const char*>(task_.k_cache) + next_.offsets[i] * sizeof(C);
             const auto* v = static_cast<const char*>(task_.v_cache) + next_.offsets[i] * sizeof(C);
-            for (std::size_t byte = first; byte < last; byte += 64) {
+            for (std::size_t byte = next_.first_byte; byte < next_.last_byte; byte += 64) {
                 __builtin_prefetch(k + byte, 0, 2);
                 __builtin_prefetch(v + byte, 0, 2);
             }
@@ -236,6 +241,7 @@ class SplitPacker {
     const bool staged_;
     struct Positions {
         int count = 0, num_prefetched = 0;
+        std::size_t first_byte = 0, last_byte = 0;  // of a position, of the heads
         std::int64_t offsets[kSplit];
     };
     Positions here_, next_;

@@ -266,6 +266,20 @@ void AttentionPlan::number_partials(Schedule& schedule, std::vector<QueryToken>&
     for (QueryToken& token : schedule.tokens) token = all[token.row];
 }
 
+namespace {
+
+CacheRange first_split_of(const AttentionPlan& plan, const AttentionPlan::Schedule& schedule,
+                          std::size_t index) {
+    if (index >= schedule.pieces.size()) return {};
+    const AttentionPlan::Piece& piece = schedule.pieces[index];
+    const int first = piece.first_split * kSplit;
+    const int end = schedule.tokens[piece.last_token - 1].position + 1;
+    return {plan.block_table(piece.seq), first, std::min(first + kSplit, end), piece.first_kv_head,
+            piece.last_kv_head};
+}
+
+}  // namespace
+
 void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionTask layer) {
     ThreadPool& pool = compute.pool;
     const AttentionPlan::Schedule& schedule = plan.schedule(layer.window);
@@ -285,6 +299,8 @@ void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionT
         task.last_split = piece.last_split;
         task.first_kv_head = piece.first_kv_head;
         task.last_kv_head = piece.last_kv_head;
+        // Threads take turns where tasks are alike.
+        task.following = first_split_of(plan, schedule, index + pool.size());
         compute.kernels.attend(task, pool.thread_scratch(thread).reserve(scratch));
     });
     const int num_merges = static_cast<int>(schedule.merges.size());

@@ -23,12 +23,14 @@ class AttentionRange {
     using A = typename P::template Activation<T>;
     static constexpr int kBlock = P::kBlockRows;
     static constexpr bool kInt8 = std::is_same_v<C, std::int8_t>;
+    // Keys and values may be widened for many rows.
+    static constexpr bool kMayWiden = sizeof(A) != sizeof(T);
 
   public:
     static std::size_t scratch_size(int head_dim) {
         const std::size_t dim = padded_head_dim(head_dim);
         return kMaxRows * (dim * (sizeof(A) + sizeof(float)) + 2 * sizeof(float)) +
-               2 * kSplit * dim * sizeof(T) + kBlock * kSplit * (sizeof(A) + 2 * sizeof(float)) +
+               2 * kSplit * dim * (sizeof(T) + (kMayWiden ? sizeof(A) : 0)) + kBlock * kSplit * (sizeof(A) + 2 * sizeof(float)) +
                kBlock * dim * sizeof(float) + kHalf * dim * sizeof(T);
     }
 
@@ -47,6 +49,8 @@ class AttentionRange {
           all_sum_(carve<float>(kMaxRows)),
           keys_(carve<T>(kSplit * dim_)),
           values_(carve<T>(kSplit * dim_)),
+          wide_keys_(carve<A>(kMayWiden ? kSplit * dim_ : 0)),
+          wide_values_(carve<A>(kMayWiden ? kSplit * dim_ : 0)),
           weights_(carve<A>(kBlock * kSplit)),
           scores_(carve<float>(kBlock * kSplit)),
           next_scores_(carve<float>(kBlock * kSplit)),
@@ -187,13 +191,35 @@ class AttentionRange {
         if (split + 1 < task_.last_split) {
             next_split_ = split + 1;
             packer_.locate_next(base + kSplit, high_of(highest_all_, base + kSplit));
+        } else {
+            packer_.locate_next(task_.following);
         }
         for (int head = task_.first_kv_head; head < task_.last_kv_head; ++head) {
             select_head(head);
             packer_.pack_keys(all.first_group(), all.last_group(), keys_);
             packer_.pack_values(all.first_group(), all.last_group(), values_);
+            widen(all);
             run_blocks(split);
         }
+    }
+
+    void widen(const Block& all) {
+        if constexpr (kMayWiden) {
+            if (!P::template widens<T>(num_rows_)) return;
+            const int first = all.first_group() * 2 * num_groups_;
+            const int count = all.last_group() * 2 * num_groups_ - first;
+            P::widen(keys_ + first * kSquare, count, wide_keys_ + first * kSquare);
+            P::widen(values_ + first * kSquare, count, wide_values_ + first * kSquare);
+        }
+    }
+
+    // f(keys, values), in the form that the products take for so many rows.
+    template <class F>
+    void with_panels(const F& f) const {
+        if constexpr (kMayWiden) {
+            if (P::template widens<T>(num_rows_)) return f(wide_keys_, wide_values_);
+        }
+        f(keys_, values_);
     }
 
     // The scores of the next block are computed while the vectors work on one block's.
@@ -205,8 +231,10 @@ class AttentionRange {
             const Block next = block_from(block.first_row + kBlock, base);
             alignas(64) float max[kBlock] = {}, sum[kBlock] = {};
             weigh(block, next, base, max, sum);
-            P::values(weights(), values_, block.first_group(), block.last_group(), block.count, dim_,
-                      fresh_);
+            with_panels([&](auto*, auto* values) {
+                P::values(weights(), values, block.first_group(), block.last_group(), block.count,
+                          dim_, fresh_);
+            });
             fold(split, block, max, sum);
             std::swap(scores_, next_scores_);
             block = next;
@@ -217,8 +245,10 @@ class AttentionRange {
         const int first = larger(first_group, block.first_group());
         const int last = smaller(last_group, block.last_group());
         if (first >= last) return;
-        P::scores(queries_ + block.first_row * dim_, keys_, num_groups_, block.count, 2 * first,
-                  2 * last, scores);
+        with_panels([&](auto* keys, auto*) {
+            P::scores(queries_ + block.first_row * dim_, keys, num_groups_, block.count, 2 * first,
+                      2 * last, scores);
+        });
     }
 
     // In the scores' place where they are as wide.
@@ -298,6 +328,8 @@ class AttentionRange {
     float* all_sum_;
     T* keys_;
     T* values_;
+    A* wide_keys_;
+    A* wide_values_;
     A* weights_;
     float* scores_;
     float* next_scores_;
@@ -319,7 +351,8 @@ class AttentionRange {
 template <class S, class P>
 struct Attention {
     static std::size_t scratch_size(int head_dim) {
-        return AttentionRange<S, P, float, float, float>::scratch_size(head_dim);
+        return larger(AttentionRange<S, P, float, float, float>::scratch_size(head_dim),
+                      AttentionRange<S, P, bf16, bf16, bf16>::scratch_size(head_dim));
     }
 
     static void attend(const AttentionTask& task, void* scratch) {

@@ -20,6 +20,13 @@ struct QueryToken {
     std::int32_t prefix_end;
 };
 
+// Positions [first, last) of a sequence, and KV heads, whose keys and values are wanted next.
+struct CacheRange {
+    const std::int32_t* block_table = nullptr;
+    int first = 0, last = 0;
+    int first_kv_head = 0, last_kv_head = 0;
+};
+
 struct AttentionTask {
     // The layer.
     DType q_dtype, kv_dtype;
@@ -41,6 +48,8 @@ struct AttentionTask {
     const std::int32_t* block_table;
     int first_split, last_split;
     int first_kv_head, last_kv_head;
+    // The first split of what this thread will probably do next, to be fetched beside the last split of this.
+    CacheRange following;
 };
 
 static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGroup) * kGroup; }
