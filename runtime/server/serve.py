@@ -75,8 +75,8 @@ def serve(
     """
     cache_dir = cache_dir or default_cache_dir()
     with listen(config.host, config.port) as listener:
-        source = open_source(config.engine, cache_dir)
-        model = served_model(config, source)
+        # The source is let go: a vocabulary as a file's header has it is not needed again.
+        model = served_model(config, open_source(config.engine, cache_dir))
         client = EngineProcess(config.engine, cache_dir, process=process)
         return run_server(config, listener, model, client)
 
