@@ -58,12 +58,16 @@ struct VectorMatmul {
     template <bool kRowsPass, class A, class B>
     static void block(const A* a, std::size_t a_tile_stride, const B* b, int num_groups, float* c,
                       std::size_t ldc, int m, bool more, FetchAhead& ahead) {
+        const auto row_of = [a, a_tile_stride](int row) {
+            return a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
+        };
         for (int row = 0; row < m;) {
-            const A* tile = a + row / kTileRows * a_tile_stride + row % kTileRows * kGroup;
             const int left = smaller(m - row, kTileRows - row % kTileRows);
             // As even as can be: a few rows at the end of a tile would leave arithmetic units idle.
             const int count = ceil_div(left, ceil_div(left, kRows));
-            some_rows<kRows>(count, tile, b, num_groups, c + row * ldc, ldc, more, ahead);
+            // Past the last row there is at worst nothing of use.
+            const A* next = kRowsPass || row + count < m ? row_of(row + count) : nullptr;
+            some_rows<kRows>(count, row_of(row), next, b, num_groups, c + row * ldc, ldc, more, ahead);
             row += count;
         }
     }
@@ -88,19 +92,20 @@ struct VectorMatmul {
 
     // rows<count>, which is at most R.
     template <int R, class A, class B>
-    static void some_rows(int count, const A* a, const B* b, int num_groups, float* c,
+    static void some_rows(int count, const A* a, const A* next, const B* b, int num_groups, float* c,
                           std::size_t ldc, bool more, FetchAhead& ahead) {
         if constexpr (R > 1) {
             if (count < R) {
-                return some_rows<R - 1>(count, a, b, num_groups, c, ldc, more, ahead);
+                return some_rows<R - 1>(count, a, next, b, num_groups, c, ldc, more, ahead);
             }
         }
-        rows<R>(a, b, num_groups, c, ldc, more, ahead);
+        rows<R>(a, next, b, num_groups, c, ldc, more, ahead);
     }
 
+    // next: the rows that follow, to be brought into the first-level cache, or null.
     template <int R, class A, class B>
-    static void rows(const A* a, const B* b, int num_groups, float* c, std::size_t ldc, bool more,
-                     FetchAhead& ahead) {
+    static void rows(const A* a, const A* next, const B* b, int num_groups, float* c, std::size_t ldc,
+                     bool more, FetchAhead& ahead) {
         constexpr int V = kVectors<R>;
         for (int column = 0; column < kPanel; column += V * S::W) {
             typename S::Reg sum[R][V];
@@ -111,7 +116,10 @@ struct VectorMatmul {
             }
             for (int group = 0; group < num_groups; ++group) {
                 for (int part = 0; part < kGroup; part += kPart) {
-                    if (column == 0) ahead.step<kGroup / kPart>();
+                    if (column == 0) {
+                        ahead.step<kGroup / kPart>();
+                        if (next) fetch_rows<R>(next + group * kTileRows * kGroup, part);
+                    }
                     step<R>(sum, a + group * kTileRows * kGroup + part,
                             b + group * kGroup * kPanel + part * kInputStride<B>, column);
                 }
@@ -122,6 +130,14 @@ struct VectorMatmul {
                 }
             }
         }
+    }
+
+    // The share of one part in R rows of a group.
+    template <int R, class A>
+    static void fetch_rows(const A* rows, int part) {
+        constexpr int kBytes = R * kPart * sizeof(A);
+        const char* at = reinterpret_cast<const char*>(rows) + part / kPart * kBytes;
+        for (int byte = 0; byte < kBytes; byte += kCacheLine) __builtin_prefetch(at + byte);
     }
 
     static const bf16* pairs_of(const bf16* b, int pair, int column) {
