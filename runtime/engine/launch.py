@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from ..config import EngineConfig
+from ..errors import EngineDead
 from .background import in_background
 from .messages import FromEngine, ToEngine
 from .spawn import end, spawn
@@ -74,6 +75,10 @@ class Worker:
             log_level: as in `logging`.
             process: one that `spawn.spawn` started for this core; None starts one. It is the worker's
                 from now on, even where this raises.
+
+        Raises:
+            EngineDead: the process has ended already.
+            OSError, zmq.ZMQError: the system refuses what this needs.
         """
         folder = _private_folder()
         context = zmq.asyncio.Context()
@@ -95,10 +100,12 @@ class Worker:
             assert process.stdin is not None
             # Held open from now on: its end tells the child that the parent is gone.
             process.stdin.write(write_options(options))
-        except BaseException:
+        except BaseException as error:
             if process is not None:
                 end(process)
             _remove(context, folder)
+            if process is not None and isinstance(error, BrokenPipeError):
+                raise EngineDead(f"The engine process {describe_exit(process.wait())}.") from None
             raise
         return cls(process, context, socket, folder)
 

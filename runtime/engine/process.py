@@ -321,6 +321,8 @@ class EngineProcess:
                 logger.getEffectiveLevel(),
                 process=process,
             )
+        except EngineDead as error:
+            return error
         except (OSError, zmq.ZMQError) as error:
             return EngineDead(f"The engine process could not be started: {error}.")
         self._worker = worker

@@ -58,7 +58,7 @@ async def test_a_process_that_ended_before_the_engine_started_is_told(
     process = spawn(CORE)
     process.kill()
     process.wait()
-    with pytest.raises(EngineDead, match="could not be started"):
+    with pytest.raises(EngineDead, match="The engine process was killed by SIGKILL"):
         await engine_in(process, tmp_path).start()
 
 
