@@ -140,17 +140,18 @@ class CallJson:
         if self._called is not None:
             return self._called
         span = item.spans.get("name")
-        name = None if span is None else json.loads(self._slice(*span))
+        name = None if span is None else _value(self._slice(*span))
         return name if isinstance(name, str) and name in self._names else None
 
     def _arguments(self, item: _Item) -> str | None:
         if item.start is not None and item.end is not None:
             return self._slice(item.start, item.end)
         span = next((item.spans[key] for key in _KEYS if key in item.spans), None)
-        value = None if span is None else json.loads(self._slice(*span))
-        if value is None:
+        written = "null" if span is None else self._slice(*span).strip()
+        if written == "null":
             return "{}"
-        return value if _is_object(value) else None
+        value = _value(written)
+        return value if isinstance(value, str) and _is_object(value) else None
 
     def _slice(self, start: int, end: int) -> str:
         """Part of the text, with control characters in its strings as JSON writes them."""
@@ -161,12 +162,18 @@ class CallJson:
         return "".join(parts)
 
 
-def _is_object(text: object) -> bool:
-    """Whether it is a string that spells a JSON object, as some models write arguments."""
-    if not isinstance(text, str):
-        return False
+def _value(text: str) -> object:
+    """The value that a JSON text spells; None for one that is too deep, or has too long a number."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_object(text: str) -> bool:
+    """Whether it spells a JSON object: some models write arguments as such a string."""
     try:
         text.encode()
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+    except UnicodeEncodeError:
         return False
+    return isinstance(_value(text), dict)
