@@ -16,7 +16,9 @@ class ToolAnswer:
 
     def __init__(self, use: ToolUse) -> None:
         self._form = use.form
-        self._parser = ToolCallParser(use.form, use.names, is_held=use.is_held)
+        self._parser = ToolCallParser(
+            use.form, use.names, is_held=use.is_held, is_only_calls=use.is_only_calls
+        )
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._token_ids: list[int] = []

@@ -42,12 +42,14 @@ class ToolUse:
         names: the functions that may be called; none if the answers are only text.
         constraint: what the whole output must match, or None.
         is_held: whether that leaves no call that is not valid.
+        is_only_calls: whether it leaves nothing but calls.
     """
 
     form: Form
     names: frozenset[str]
     constraint: Constraint | None
-    is_held: bool
+    is_held: bool = False
+    is_only_calls: bool = False
 
 
 def definitions(body: ChatRequest) -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> To
         return None
     names = frozenset(chosen)
     if mode == "none":
-        return ToolUse(form=form, names=frozenset(), constraint=constraint, is_held=False)
+        return ToolUse(form=form, names=frozenset(), constraint=constraint)
     demands = mode != "auto"
     if demands and constraint is not None:
         raise InvalidRequest(
@@ -95,7 +97,7 @@ def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> To
     is_single = body.parallel_tool_calls is False or mode == "function"
     is_strict = any(function.strict for function in functions if function.name in names)
     if not (demands or is_single or is_strict or constraint is not None):
-        return ToolUse(form=form, names=names, constraint=None, is_held=False)
+        return ToolUse(form=form, names=names, constraint=None)
     holds_all = demands or constraint is not None
     rules = tuple(
         _rule(form, index, function, is_schema=holds_all or bool(function.strict))
@@ -114,7 +116,13 @@ def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> To
     )
     # An answer that is JSON begins as bare calls do, so these are told apart once they are whole.
     is_held = not (form.is_bare and constraint is not None)
-    return ToolUse(form=form, names=names, constraint=grammar.constraint("tools"), is_held=is_held)
+    return ToolUse(
+        form=form,
+        names=names,
+        constraint=grammar.constraint("tools"),
+        is_held=is_held,
+        is_only_calls=demands,
+    )
 
 
 def _functions(tools: Sequence[ToolDefinition]) -> list[FunctionDefinition]:

@@ -2,7 +2,8 @@
 
 However the text is cut into pieces, the events add up to the same. What only looks like a call, and a call
 that is not valid JSON, that names no function on offer or that never ends, is said: no text is lost but
-the markers of calls and the blanks around them.
+the markers of calls and the blanks around them. (A call that a grammar holds, and that is cut off before it
+has a name, is not said: nobody is to read half a marker.)
 """
 
 from __future__ import annotations
@@ -53,19 +54,29 @@ class ToolCallParser:
         is_inside: whether the last of them has not ended.
     """
 
-    def __init__(self, form: Form, names: Collection[str], *, is_held: bool = False) -> None:
+    def __init__(
+        self,
+        form: Form,
+        names: Collection[str],
+        *,
+        is_held: bool = False,
+        is_only_calls: bool = False,
+    ) -> None:
         """Start an empty output.
 
         Args:
             names: the functions on offer.
-            is_held: a grammar holds the output to valid calls, so arguments are passed on as they come;
-                otherwise a call is, once it is whole.
+            is_held: a grammar holds the output to valid calls, so arguments are passed on as they come,
+                and what has begun is a call, even if it was cut off; otherwise a call is passed on once it
+                is whole.
+            is_only_calls: that grammar leaves no room for text, so nothing is ever said.
         """
         self.num_calls = 0
         self.is_inside = False
         self._form = form
         self._names = names
         self._is_held = is_held
+        self._is_only_calls = is_only_calls
         self._events: list[Event] = []
         self._text = ""  # Not read yet.
         self._taken = ""  # What led to the JSON that is being read; said if that is no call.
@@ -85,10 +96,10 @@ class ToolCallParser:
 
     def finish(self) -> list[Event]:
         """End the output; returns what was held back. A cut marker behind a call is no text, nor is what
-        a grammar has begun of a further call."""
+        a grammar has begun of a call."""
         is_cut_marker = self._step == self._behind
-        is_cut_call = self._is_held and self.num_calls > 0 and self._taken != ""
-        if not (is_cut_marker or is_cut_call):
+        is_cut_call = self._is_held and (self._taken != "" or self._json is not None)
+        if not (is_cut_marker or is_cut_call or self._is_only_calls):
             self._say(self._unread() + self._text)
         if not self._follows_call and self._blanks:
             self._events.append(Said(self._blanks))

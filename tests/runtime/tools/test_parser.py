@@ -255,6 +255,29 @@ def test_a_held_call_that_is_cut_off_keeps_what_it_has() -> None:
             assert said == "" and calls == [("add", '{"a": 1}'), ("echo", '{"s": "lo')]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_held_call_that_is_cut_off_before_its_arguments_is_not_said(form: str) -> None:
+    text = written(FORMS[form], [("add", {"a": 1})])
+    opening = "{" if FORMS[form].is_bare else FORMS[form].opening
+    for size in range(text.index(opening) + len(opening), text.index('{"a"')):
+        for parts in ([text[:size]], pieces(text[:size], 1)):
+            assert read(FORMS[form], parts, is_held=True) == []
+
+
+def test_what_may_only_be_calls_says_nothing_wherever_it_is_cut() -> None:
+    text = written(HERMES, [("add", {"a": 1})])
+    for size in range(len(text)):
+        parser = ToolCallParser(HERMES, NAMES, is_held=True, is_only_calls=True)
+        assert summed([*parser.push(text[:size]), *parser.finish()])[0] == ""
+
+
+@pytest.mark.parametrize("member", ["name", "arguments"])
+@pytest.mark.parametrize("value", ["[" * 5_000 + "]" * 5_000, "1" * 5_000])
+def test_a_value_that_nobody_can_read_is_no_call(member: str, value: str) -> None:
+    text = f'<tool_call>{{"name": "f", "{member}": {value}}}</tool_call>'
+    assert summed(read(HERMES, [text])) == (text, [])
+
+
 @given(
     st.lists(
         st.sampled_from(
