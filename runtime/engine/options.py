@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from ..config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
+from ..errors import ConfigError
 from ..execution.sampler import derive_seed
 from ..request import SamplingParams
 
@@ -24,7 +27,7 @@ def configure(
         options: fields of `ModelOptions`, `CacheConfig` and `SchedulerConfig`.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or of another type; names the option.
         TypeError: there is no such option.
     """
     config = model if isinstance(model, EngineConfig) else EngineConfig()
@@ -37,10 +40,21 @@ def configure(
         ("scheduler", SchedulerConfig),
     ):
         chosen = {f.name: left.pop(f.name) for f in fields(part) if f.name in left}
+        _check_types(part, chosen)
         config = replace(config, **{name: replace(getattr(config, name), **chosen)})
     if left:
         raise TypeError(f"There is no option {', '.join(map(repr, left))}.")
     return config
+
+
+def _check_types(part: type, options: dict[str, Any]) -> None:
+    types = get_type_hints(part)
+    for name, value in options.items():
+        try:
+            msgspec.convert(value, types[name])
+        except msgspec.ValidationError:
+            kind = types[name].__name__ if isinstance(types[name], type) else types[name]
+            raise ConfigError(f"{name} must be {kind}, not {value!r}.", param=name) from None
 
 
 def sampling_params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:

@@ -35,6 +35,23 @@ def test_an_option_out_of_range_raises() -> None:
         configure("m", {"block_size": 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("kv_cache_memory", "2GiB", "kv_cache_memory must be int | None, not '2GiB'."),
+        ("block_size", 1.5, "block_size must be int, not 1.5."),
+        ("max_model_len", "auto", "max_model_len must be int | None, not 'auto'."),
+        ("dtype", 16, "dtype must be str, not 16."),
+    ],
+)
+def test_an_option_of_another_type_is_told_which_it_takes(
+    name: str, value: object, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure("m", {name: value})
+    assert (str(caught.value), caught.value.param) == (message, name)
+
+
 def test_sampling_options_are_the_fields_of_sampling_params() -> None:
     options = {"temperature": 0.5, "stop": "END", "stop_token_ids": [3]}
     assert sampling_params(None, options) == SamplingParams(
