@@ -45,6 +45,7 @@ class CallGrammar(msgspec.Struct, frozen=True, kw_only=True):
         is_single: there is one call, not several.
         text: whether there may be other text: "none"; "before" the first call, which then begins wherever
             the first piece of `head` is written; or "instead" of calls, if it does not begin with a brace.
+            Special tokens are no text.
         answer: a schema that the output may match instead of holding calls.
     """
 
