@@ -49,7 +49,11 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
                                               row_bytes);
     const PackJob pack{weight.dtype(), call.x, call.x_stride, weight.in_features(), packed};
     split_range(pool, call.num_rows, rows_per_piece(weight.in_features()),
-                [&](int first, int last) { compute.kernels.pack(pack, first, last); });
+                [&](int first, int last) {
+                    for_normed_rows(compute.kernels, call, first, last, [&](int from, int to) {
+                        compute.kernels.pack(pack, from, to);
+                    });
+                });
     const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
                         call.num_rows,  num_columns,     weight.bias(),   call.residual,
                         call.residual_stride, call.activation, call.out, call.out_stride,

@@ -24,7 +24,20 @@ struct LinearCall {
     std::int64_t out_stride;
     bool wide_out = false;
     float softcap = 0;
+    // What makes x, row by row as rows are packed; null: x is there.
+    const NormJob* norm = nullptr;
 };
+
+// body(first, last) over rows of call.x, each made just before where a norm makes it.
+template <class Body>
+void for_normed_rows(const KernelTable& kernels, const LinearCall& call, int first_row, int last_row,
+                     const Body& body) {
+    if (!call.norm) return body(first_row, last_row);
+    for (int row = first_row; row < last_row; ++row) {
+        kernels.norm(*call.norm, row, row + 1);
+        body(row, row + 1);
+    }
+}
 
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call);
 

@@ -17,7 +17,11 @@ void check_range(const std::int64_t* values, int count, std::int64_t end, const 
 
 }  // namespace
 
-void LinearOp::run(const Compute& compute) const { run_linear(compute, *weight, call); }
+void LinearOp::run(const Compute& compute) const {
+    LinearCall normed = call;
+    normed.norm = norm ? &*norm : nullptr;
+    run_linear(compute, *weight, normed);
+}
 
 void LogitsOp::run(const Compute& compute) const {
     const int num_columns = weight->out_features();

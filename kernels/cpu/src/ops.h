@@ -6,6 +6,7 @@
 // caches) are the same at every step.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "attention_plan.h"
@@ -16,12 +17,19 @@ namespace ramet {
 struct LinearOp {
     const PackedLinear* weight;
     LinearCall call;
+    // Makes call.x; see Program::submit.
+    std::optional<NormJob> norm = std::nullopt;
 
     template <class Visit>
     void visit(const Visit& visit) {
         visit(call.out, &call.num_rows, 1);
         visit(call.x);
         visit(call.residual);
+        if (!norm) return;
+        visit(norm->out);
+        visit(norm->x);
+        visit(norm->residual);
+        visit(norm->total);
     }
     void run(const Compute& compute) const;
 };

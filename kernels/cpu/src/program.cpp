@@ -37,8 +37,19 @@ Program::Place Program::place(const void* pointer) {
     throw std::invalid_argument("an op of the program uses a tensor that no op of it made");
 }
 
+void Program::take_norm(Op& op) {
+    auto* linear = std::get_if<LinearOp>(&op);
+    if (!linear || steps_.empty()) return;
+    const auto* norm = std::get_if<NormOp>(&steps_.back().op);
+    if (!norm || norm->job.num_inner != 1 || norm->job.out != linear->call.x) return;
+    if (linear->call.x_stride != norm->job.row_size || linear->call.num_rows != norm->num_rows) return;
+    linear->norm = norm->job;
+    steps_.pop_back();
+}
+
 void Program::submit(const Op& op) {
     Step step{op, {}};
+    take_norm(step.op);
     std::visit(
         [&](auto& recorded) {
             recorded.visit([&](auto*& pointer, int* = nullptr, int = 1) {

@@ -24,7 +24,8 @@ class Program : public OpSink {
     // A tensor that comes with the step; in the order of `run`.
     void declare_input(const void* address, std::size_t bytes, Rows rows);
 
-    // Records. Throws std::invalid_argument where an op uses memory that was not declared.
+    // Records; a norm followed by the product of what it makes becomes one op with it. Throws
+    // std::invalid_argument where an op uses memory that was not declared.
     void submit(const Op& op) override;
 
     // Ends recording; `result` is a declared tensor.
@@ -57,6 +58,8 @@ class Program : public OpSink {
         std::vector<Place> places;  // as the op visits them
     };
 
+    // Gives a linear layer the norm of the step before, if that makes its activations.
+    void take_norm(Op& op);
     Place place(const void* pointer);
     void assign_slots();
     void lay_out(const int (&num_rows)[kNumRowKinds], const std::vector<void*>& inputs, void* result);

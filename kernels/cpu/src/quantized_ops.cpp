@@ -25,7 +25,9 @@ QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
         1, smaller<std::int64_t>(num_elements / kMinElements, pool.size() * kTasksPerThread)));
     const int piece = ceil_div(call.num_rows, num_pieces);
     pool.run(ceil_div(call.num_rows, piece), [&](int task, int) {
-        compute.kernels.quantize(job, task * piece, smaller(call.num_rows, (task + 1) * piece));
+        for_normed_rows(
+            compute.kernels, call, task * piece, smaller(call.num_rows, (task + 1) * piece),
+            [&](int first, int last) { compute.kernels.quantize(job, first, last); });
     });
     return tiles;
 }

@@ -97,8 +97,13 @@ class Model:
         heads = self.attention(kernels, step, h, 1)
         x, heads = (kernels.take_rows(y, step.logit_rows) for y in (x, heads))
         x = kernels.add_linear(heads, self.output, x)
-        gated = kernels.gated_activation(kernels.linear(x, self.gate_up_apart), "silu")
-        h, _ = kernels.add_rms_norm(kernels.linear(gated, self.down), x, self.norm, 1e-5)
+        # A norm that two products read.
+        h = kernels.rms_norm(x, self.norm, 1e-5)
+        gated = kernels.gated_activation(kernels.linear(h, self.gate_up_apart), "silu")
+        update = kernels.add_linear(
+            kernels.gated_linear(h, self.gate_up, "silu"), self.down, kernels.linear(gated, self.down)
+        )
+        h, _ = kernels.add_rms_norm(update, x, self.norm, 1e-5)
         return kernels.logits(h, self.embedding, 3.0)
 
     def steps(self) -> list[StepInputs]:
