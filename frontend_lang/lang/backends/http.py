@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import httpx
 
 _MAX_CONNECTIONS = 512
+# On a machine that an engine keeps busy, fifty calls at once may wait for ten.
+_CONNECT_SECONDS = 30.0
 
 
 class Http:
@@ -86,7 +88,7 @@ class Http:
             self._client = httpx.AsyncClient(
                 base_url=self._base_url,
                 headers=self._headers,
-                timeout=httpx.Timeout(None, connect=10.0),
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=_MAX_CONNECTIONS),
             )
         return self._client
