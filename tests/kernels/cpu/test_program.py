@@ -101,7 +101,9 @@ class Model:
         h = kernels.rms_norm(x, self.norm, 1e-5)
         gated = kernels.gated_activation(kernels.linear(h, self.gate_up_apart), "silu")
         update = kernels.add_linear(
-            kernels.gated_linear(h, self.gate_up, "silu"), self.down, kernels.linear(gated, self.down)
+            kernels.gated_linear(h, self.gate_up, "silu"),
+            self.down,
+            kernels.linear(gated, self.down),
         )
         h, _ = kernels.add_rms_norm(update, x, self.norm, 1e-5)
         return kernels.logits(h, self.embedding, 3.0)
