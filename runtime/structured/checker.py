@@ -34,7 +34,7 @@ from .translate import explain, limits, translate
 MEMORY_BYTES = 2 * 1024**3
 
 _LENGTH = struct.Struct("!I")
-_ALLOWANCE = struct.Struct("!ddi")
+_ALLOWANCE = struct.Struct("!ddi?")
 _NUM_TRIED_STEPS = 16
 
 
@@ -46,15 +46,18 @@ class Allowance:
         cpu_seconds: processor time.
         wall_seconds: bounds a machine under great load only.
         niceness: of the process, so that the steps beside it hardly feel it.
+        is_idle: whether it only runs while a core would rest; niceness alone counts where the system
+            knows no such policy.
     """
 
     cpu_seconds: float
     wall_seconds: float
     niceness: int
+    is_idle: bool = False
 
     def encode(self) -> bytes:
         """As bytes, always as many."""
-        return _ALLOWANCE.pack(self.cpu_seconds, self.wall_seconds, self.niceness)
+        return _ALLOWANCE.pack(self.cpu_seconds, self.wall_seconds, self.niceness, self.is_idle)
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -159,6 +162,8 @@ def _answer(allowance: Allowance, channel: socket.socket, tokenizer: LLTokenizer
         signal.setitimer(signal.ITIMER_PROF, allowance.cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, allowance.wall_seconds)
         os.nice(allowance.niceness)
+        if allowance.is_idle and sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         with channel.makefile("rb") as stream:
             body = read_frame(stream)
         if body is not None:

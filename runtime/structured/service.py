@@ -33,7 +33,7 @@ QUICK = Allowance(cpu_seconds=0.2, wall_seconds=5.0, niceness=10)
 NUM_QUICK = 8
 """Quick checks at once; one more waits until one of these has had its time."""
 
-THOROUGH = Allowance(cpu_seconds=1.0, wall_seconds=20.0, niceness=12)
+THOROUGH = Allowance(cpu_seconds=1.0, wall_seconds=30.0, niceness=12, is_idle=True)
 
 NUM_COMPILED = 2
 """Constraints of the quick lane compiled at once, as that is done at the priority of the steps."""

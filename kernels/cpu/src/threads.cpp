@@ -11,7 +11,11 @@ namespace ramet {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr auto kPollTime = std::chrono::microseconds(60);
+// Longer than an engine needs to prepare its next step: a thread that sleeps then finds somebody else in its
+// place when it is woken, and a step waits for a scheduler's tick.
+constexpr auto kPollTime = std::chrono::microseconds(4000);
+// Where threads are more than processors, those that poll keep others from working.
+constexpr auto kCrowdedPollTime = std::chrono::microseconds(60);
 constexpr std::uint64_t kEpoch = std::uint64_t{1} << 32;
 
 std::uint32_t epoch_of(std::uint64_t state) { return static_cast<std::uint32_t>(state >> 32); }
@@ -35,16 +39,16 @@ void pause() {
 #endif
 }
 
-// Polls until the condition holds, for kPollTime at most.
+// Polls until the condition holds, for so long at most.
 template <class Condition>
-bool poll(const Condition& condition) {
+bool poll(std::chrono::microseconds time, const Condition& condition) {
     const auto start = std::chrono::steady_clock::now();
     do {
         for (int i = 0; i < 32; ++i) {
             if (condition()) return true;
             pause();
         }
-    } while (std::chrono::steady_clock::now() - start < kPollTime);
+    } while (std::chrono::steady_clock::now() - start < time);
     return condition();
 }
 
@@ -61,7 +65,12 @@ void* Scratch::reserve(std::size_t bytes) {
 }
 
 ThreadPool::ThreadPool(int num_threads)
-    : size_(num_threads), owner_process_(::getpid()), thread_scratch_(num_threads) {
+    : size_(num_threads),
+      owner_process_(::getpid()),
+      poll_time_(static_cast<unsigned>(num_threads) <= std::thread::hardware_concurrency()
+                     ? kPollTime
+                     : kCrowdedPollTime),
+      thread_scratch_(num_threads) {
     for (int thread = 1; thread < size_; ++thread) {
         threads_.emplace_back([this, thread] { work(thread); });
     }
@@ -111,7 +120,7 @@ void ThreadPool::claim_tasks(int thread) {
 
 void ThreadPool::wait_for_workers() {
     const auto done = [this] { return workers_in(state_.load()) == 0; };
-    if (poll(done)) return;
+    if (poll(poll_time_, done)) return;
     std::unique_lock<std::mutex> lock(mutex_);
     caller_sleeps_ = true;
     workers_left_.wait(lock, done);
@@ -123,7 +132,7 @@ std::uint64_t ThreadPool::wait_for_job(std::uint32_t seen) {
         const std::uint32_t epoch = epoch_of(state_.load());
         return stop_.load() || (epoch != seen && (epoch & 1u));
     };
-    if (!poll(ready)) {
+    if (!poll(poll_time_, ready)) {
         std::unique_lock<std::mutex> lock(mutex_);
         ++num_sleeping_;
         job_published_.wait(lock, ready);

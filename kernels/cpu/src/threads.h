@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,7 @@ class Scratch {
 };
 
 // The calling thread works too, so a pool of n starts n - 1 threads. A worker waits for the next job by
-// polling for some tens of microseconds, then sleeps. A job is over when its tasks are, whether or not
+// polling for some milliseconds, then sleeps. A job is over when its tasks are, whether or not
 // every worker woke up for it. All arithmetic runs with denormals as zero.
 class ThreadPool {
   public:
@@ -66,6 +67,7 @@ class ThreadPool {
 
     const int size_;
     const long owner_process_;
+    const std::chrono::microseconds poll_time_;
     std::vector<std::thread> threads_;
     std::vector<Scratch> thread_scratch_;
     Scratch activations_, partials_;

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,23 @@ def test_checks_have_the_niceness_that_they_are_allowed_and_are_gone_when_it_clo
             bomb.result(LIMIT)
     while any(Path(f"/proc/{child}").exists() for child in found):
         assert time.monotonic() < deadline
+
+
+@needs_limits
+def test_an_idle_check_only_runs_while_a_core_would_rest(checker: Checker) -> None:
+    checker.check(GOOD, ENOUGH)
+    idle = Allowance(cpu_seconds=20.0, wall_seconds=40.0, niceness=3, is_idle=True)
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(checker.check, BOMB, idle)
+        deadline = time.monotonic() + LIMIT
+        policies: set[int] = set()
+        while os.SCHED_IDLE not in policies:
+            assert time.monotonic() < deadline
+            with suppress(ProcessLookupError):  # The first check may be ending.
+                policies = set(map(os.sched_getscheduler, children(pid(checker))))
+        checker.close()
+        with pytest.raises(EngineError, match="closed"):
+            bomb.result(LIMIT)
 
 
 def test_a_process_that_somebody_killed_is_started_again(checker: Checker) -> None:
