@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "common.h"
+#include "widen_pairs.h"
 
 namespace ramet {
 namespace {
@@ -56,13 +56,7 @@ struct VectorProducts {
 
     // Squares in float32.
     static void widen(const bf16* squares, int num_squares, float* out) {
-        for (int pair = 0; pair < num_squares * (kGroup / 2); ++pair) {
-            for (int column = 0; column < kHalf; column += S::W) {
-                const auto pairs = S::load_pairs(squares + (pair * kHalf + column) * 2);
-                S::store(out + 2 * pair * kHalf + column, pairs.low);
-                S::store(out + (2 * pair + 1) * kHalf + column, pairs.high);
-            }
-        }
+        widen_pairs<S>(squares, num_squares * (kGroup / 2), kHalf, out);
     }
 
     // Called before and after a run of products.

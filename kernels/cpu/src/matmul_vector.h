@@ -9,6 +9,7 @@
 
 #include "common.h"
 #include "fetch_ahead.h"
+#include "widen_pairs.h"
 
 namespace ramet {
 namespace {
@@ -38,14 +39,7 @@ struct VectorMatmul {
         constexpr int kHalfSize = kGroup * kHalf;
         for (int half = 0; half < 2 * num_groups; ++half) {
             float* target = out + half / 2 * (kGroup * kPanel) + half % 2 * kHalf;
-            for (int pair = 0; pair < kGroup / 2; ++pair) {
-                for (int column = 0; column < kHalf; column += S::W) {
-                    const auto pairs =
-                        S::load_pairs(b + half * kHalfSize + (pair * kHalf + column) * 2);
-                    S::store(target + 2 * pair * kPanel + column, pairs.low);
-                    S::store(target + (2 * pair + 1) * kPanel + column, pairs.high);
-                }
-            }
+            widen_pairs<S>(b + half * kHalfSize, kGroup / 2, kPanel, target);
         }
     }
 
