@@ -40,8 +40,16 @@ struct LinearRange {
 
     // Rows whose unfinished sums wait while a share of a panel passes them by.
     static constexpr int kRowsAtOnce = 256;
-    // How far a panel that no two blocks of rows share is fetched ahead: a memory latency of reading.
+    // How far ahead weights are fetched that are multiplied once each: a memory latency of reading.
     static constexpr std::size_t kStreamBytes = std::size_t{16} << 10;
+
+    // How far ahead weights are fetched for one block of rows. Where it passes by a share of a panel several
+    // times, the next share comes in meanwhile: the first pass would outrun lines that were nearer.
+    template <class T>
+    static constexpr std::size_t distance(int num_rows) {
+        constexpr std::size_t share = M::template kGroupsAtOnce<T> * kGroup * kPanel * sizeof(T);
+        return num_rows <= M::kRows ? kStreamBytes : larger(kStreamBytes, share);
+    }
 
     template <class T>
     static void pack_row(const PackJob& job, std::int64_t row) {
@@ -78,7 +86,8 @@ struct LinearRange {
         for (int panel = first_panel; panel < last_panel; ++panel) {
             if (num_blocks == 1) {
                 if (panel == first_panel) {
-                    ahead.weight.at = weight + panel * panel_size<T>(job) * sizeof(T) + kStreamBytes;
+                    ahead.weight.at = weight + panel * panel_size<T>(job) * sizeof(T) +
+                                      distance<T>(last_row - first_row);
                 }
                 multiply_rows<false, T>(job, panel, first_row, last_row, ahead);
             } else {
@@ -117,8 +126,9 @@ struct LinearRange {
                 return;
             }
         }
+        const bool passes = kRowsPass || last_row - first_row > M::kRows;
         multiply_groups<kRowsPass, T>(job, panel, first_row, last_row,
-                                      kRowsPass ? kGroups : job.num_groups, ahead,
+                                      passes ? kGroups : job.num_groups, ahead,
                                       [&](int group, int) { return at(group); });
     }
 
