@@ -1,6 +1,6 @@
 """What a request asks for, what it is, and what it gets.
 
-Token ids only: this module knows nothing of text, tensors or the network.
+Token ids only: this module knows nothing of tensors or the network, and of text what may end it.
 
     SamplingParams   how to choose tokens and when to stop; frozen and validated
     Request          a sequence in the engine: its tokens, its blocks, its state; the scheduler owns it
@@ -20,6 +20,8 @@ from ramet.radix import PrefixHandle
 
 from .errors import InvalidRequest
 from .structured.constraint import Constraint
+from .text.regex_automaton import PatternError
+from .text.stop_regex import stop_patterns
 
 TokenArray = NDArray[np.int32]
 
@@ -55,7 +57,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to generate; None means to the end of the context.
-        min_tokens: no end token and no stop string is honoured before so many tokens.
+        min_tokens: no end token, stop string or match is honoured before so many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it. 0 to 2.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it. Above 0, up to 1.
@@ -67,6 +69,8 @@ class SamplingParams:
         logit_bias: token id -> value added to its logit, -100 to 100.
         seed: None draws one from the engine's own; samples of one request derive theirs from it.
         stop: strings that end the output when they appear in its text.
+        stop_regex: regular expressions; the output ends with the first token up to which one matches,
+            and keeps all of its text. One that is plain text is a stop string.
         include_stop_str_in_output: keep the stop string in the text.
         stop_token_ids: ids that end the output, beside the model's end tokens.
         ignore_eos: go on past the model's end tokens.
@@ -91,6 +95,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -127,6 +132,11 @@ class SamplingParams:
             raise InvalidRequest(f"seed must fit 64 bits, not {self.seed}.", param="seed")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string.", param="stop")
+        if self.stop_regex:
+            try:
+                stop_patterns(self.stop_regex)
+            except PatternError as error:
+                raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
@@ -151,6 +161,13 @@ class SamplingParams:
                         f"{vocab_size} tokens.",
                         param=name,
                     )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end the output: `stop`, and what of `stop_regex` is plain text."""
+        if not self.stop_regex:
+            return self.stop
+        return (*self.stop, *stop_patterns(self.stop_regex).literals)
 
     @property
     def needs_penalties(self) -> bool:
@@ -209,7 +226,8 @@ class RequestOutput:
         prompt_logprobs: in the first output only, one entry per prompt token from
             `prompt_logprobs_start`, the first token of all excepted.
         finish_reason: None while the request goes on.
-        stop_reason: the stop string or the stop token id that ended it; None for end tokens.
+        stop_reason: the stop string, the pattern of `stop_regex` or the stop token id that ended it; None
+            for end tokens.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens whose KV was found, at first admission.
         num_output_tokens: tokens sampled so far.

@@ -196,16 +196,19 @@ def _meta(generated: Generated, seconds: float) -> dict[str, Any]:
             "output_token_logprobs_length": len(first.logprobs),
             **_sglang_logprobs(first.logprobs),
         }
+    if generated.prompt_logprobs is not None:
+        meta |= _sglang_logprobs(generated.prompt_logprobs, "input")
+        meta["input_top_logprobs"][0] = None
     return meta
 
 
-def _sglang_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sglang_logprobs(entries: Sequence[Mapping[str, Any]], side: str = "output") -> dict[str, Any]:
     """SGLang's layout: triples of log-probability, token id and text."""
     return {
-        "output_token_logprobs": [
+        f"{side}_token_logprobs": [
             (entry["logprob"], entry.get("token_id"), entry["token"]) for entry in entries
         ],
-        "output_top_logprobs": [
+        f"{side}_top_logprobs": [
             list(
                 zip(
                     entry["top_logprobs"],

@@ -20,6 +20,8 @@ class Params:
         max_tokens: most tokens; 128 if nobody says otherwise.
         n: samples; the state goes on with the first, the variable is the list of all.
         logprobs: likeliest tokens to list beside each sampled one.
+        logprob_start_len: with `logprobs`, the prompt's tokens from this position on are scored too; -1 is
+            none.
         regex, json_schema, choice: the text must match; at most one of them.
         timeout: seconds.
         priority: lower runs first.
@@ -30,6 +32,7 @@ class Params:
     min_tokens: int | None = None
     n: int | None = None
     stop: tuple[str, ...] | None = None
+    stop_regex: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -43,6 +46,7 @@ class Params:
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: int | None = None
+    logprob_start_len: int | None = None
     regex: str | None = None
     json_schema: str | None = None
     choice: tuple[str, ...] | None = None
@@ -56,12 +60,18 @@ class Params:
 
     def sampling(self) -> dict[str, Any]:
         """Given fields that say how tokens are chosen, by their names on every ramet interface."""
-        skipped = {"n", "timeout", "priority", *CONSTRAINTS}
+        skipped = {"n", "timeout", "priority", "logprob_start_len", *CONSTRAINTS}
         return {
             f.name: value
             for f in fields(self)
             if f.name not in skipped and (value := getattr(self, f.name)) is not None
         }
+
+    @property
+    def scored_from(self) -> int | None:
+        """The prompt's position from which its tokens are scored; None if they are not."""
+        start = self.logprob_start_len
+        return None if start in (None, -1) or self.logprobs is None else start
 
     @property
     def constraint(self) -> tuple[str, Any] | None:
@@ -84,9 +94,6 @@ _SGLANG_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _SGLANG_NAMES |= {"sampling_seed": "seed", "top_logprobs_num": "logprobs"}
 
 
-_NOT_HERE = ("stop_regex", "logprob_start_len")
-
-
 def make_params(**given: Any) -> Params:
     """Params of keyword arguments, SGLang's names included; sequences are copied.
 
@@ -107,11 +114,9 @@ def make_params(**given: Any) -> Params:
         values.pop("logprobs", None)
     known = {f.name for f in fields(Params)}
     for name in values:
-        if name in _NOT_HERE:
-            raise UsageError(f"{name} is not supported.")
         if name not in known:
             raise UsageError(f"There is no sampling parameter {name!r}.")
-    for name in ("stop", "stop_token_ids", "choice"):
+    for name in ("stop", "stop_regex", "stop_token_ids", "choice"):
         if name in values:
             values[name] = _tuple(values[name])
     chosen = [name for name in CONSTRAINTS if name in values]

@@ -73,6 +73,19 @@ def check_retention(message: Retain, info: EngineInfo) -> TokenArray:
     return check_prompt(message.token_ids, info, "input_ids")
 
 
+def check_logprob_start(start: int, num_tokens: int) -> None:
+    """Pass if a prompt of so many tokens has one at `start`.
+
+    Raises:
+        InvalidRequest: it has not.
+    """
+    if not 0 <= start < num_tokens:
+        raise InvalidRequest(
+            f"logprob_start_len is {start}, and the prompt has {num_tokens} tokens.",
+            param="logprob_start_len",
+        )
+
+
 def check_prompt(prompt_ids: Sequence[int], info: EngineInfo, param: str = "prompt") -> TokenArray:
     """The prompt as an array; raises as `make_request`, with `param` for the field."""
     num_tokens, limit = len(prompt_ids), info.max_model_len

@@ -37,7 +37,8 @@ class Completion:
             `include_stop_str_in_output` asked for it.
         token_ids: every token that was sampled, the end or stop token included.
         finish_reason: STOP, or LENGTH when `max_tokens` or the context was used up.
-        stop_reason: the stop string or stop token id that ended it; None for the model's end tokens.
+        stop_reason: the stop string, the pattern of `stop_regex` or the stop token id that ended it; None
+            for the model's end tokens.
         logprobs: one entry per token, or None if they were not asked for.
         prompt_logprobs: one entry per prompt token from `prompt_logprobs_start`, the first token of
             all excepted; or None if not asked for.
@@ -63,7 +64,7 @@ class Answer:
         self._params = request.params
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
-            stop=request.params.stop,
+            stop=request.params.stop_strings,
             include_stop=request.params.include_stop_str_in_output,
             skip_special_tokens=request.params.skip_special_tokens,
             min_tokens=request.params.min_tokens,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Self
 
 from ..request import FinishReason, Request, RequestOutput, TokenLogprobs
 from ..text.detokenizer import IncrementalDetokenizer
+from ..text.stop_regex import RegexWatch, stop_patterns
 from ..text.tokenizer import Tokenizer
 
 End = tuple[FinishReason | None, str | int | None]
-"""Why an output ended, or None; and the stop string or stop token id that ended it."""
+"""Why an output ended, or None; and the stop string, pattern or stop token id that ended it."""
 
 
 class LiveRequest:
@@ -31,11 +33,15 @@ class LiveRequest:
         self.retain: float | None = None
         self._eos_token_ids = eos_token_ids
         self._detokenizer = _detokenizer(request, tokenizer)
+        self._patterns = _PatternSearch.of(request, tokenizer)
 
     def end_at(self, token_id: int) -> End:
         """Whether the output ends with this token, which was just appended. Once per token."""
         request, params = self.request, self.request.params
         matched = self._detokenizer.push((token_id,)).stop_match if self._detokenizer else None
+        if self._patterns is not None:
+            pattern = self._patterns.push(token_id)
+            matched = matched or pattern
         if request.num_output_tokens >= params.min_tokens:
             if token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
@@ -79,12 +85,34 @@ class LiveRequest:
 def _detokenizer(request: Request, tokenizer: Tokenizer) -> IncrementalDetokenizer | None:
     """For requests with stop strings only: their text decides when they end."""
     params = request.params
-    if not params.stop:
+    if not params.stop_strings:
         return None
     return IncrementalDetokenizer(
         tokenizer,
-        stop=params.stop,
+        stop=params.stop_strings,
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
     )
+
+
+class _PatternSearch:
+    """Looks for `stop_regex` in the text of an output, where stop strings hold nothing back."""
+
+    def __init__(self, watch: RegexWatch, text: IncrementalDetokenizer) -> None:
+        self._watch = watch
+        self._text = text
+
+    @classmethod
+    def of(cls, request: Request, tokenizer: Tokenizer) -> Self | None:
+        """For a request with patterns that are no plain text."""
+        patterns = stop_patterns(request.params.stop_regex)
+        if not patterns.names:
+            return None
+        skip = request.params.skip_special_tokens
+        text = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+        return cls(RegexWatch(patterns), text)
+
+    def push(self, token_id: int) -> str | None:
+        """Add a token; returns the pattern that matches up to somewhere in its text, if one does."""
+        return self._watch.push(self._text.push((token_id,)).text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -72,13 +73,12 @@ def sampling_params(params: SamplingParams | None, options: dict[str, Any]) -> S
     for name in options:
         if name not in known:
             raise TypeError(f"There is no sampling parameter {name!r}.")
-    stop = options.get("stop", ())
-    plain = {
-        **options,
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_token_ids": tuple(options.get("stop_token_ids", ())),
-    }
-    return SamplingParams(**plain)
+    names = [name for name in ("stop", "stop_regex", "stop_token_ids") if name in options]
+    return SamplingParams(**(options | {name: _tuple(options[name]) for name in names}))
+
+
+def _tuple(value: str | Iterable[Any]) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:

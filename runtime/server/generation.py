@@ -112,7 +112,7 @@ class Sample:
         index: its place among the choices of the answer.
         prompt: what it continues.
         finish_reason: None while it goes on.
-        stop_reason: the stop string or stop token id that ended it, if one did.
+        stop_reason: the stop string, pattern or stop token id that ended it, if one did.
         prompt_logprobs: of all prompt tokens but the first, if they were asked for.
         num_cached_tokens: prompt tokens whose KV the engine found.
         num_output_tokens: tokens sampled so far.
@@ -140,7 +140,7 @@ class Sample:
         self._held_logprobs: list[TokenLogprobs] = []
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
-            stop=params.stop,
+            stop=params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             shown_ids=shown_ids,

@@ -11,7 +11,8 @@ new text of sample `sample` (with `logprobs` of the tokens since the last one, i
 whole result, `error` the failure of that request alone. A request with a `request_id` can be ended alone,
 by /cancel (control.py): its result is then `{"cancelled": true}`, in a stream beside its `index`.
 
-    result of a generation: prompt_ids, num_prompt_tokens, num_cached_tokens, samples, each with
+    result of a generation: prompt_ids, num_prompt_tokens, num_cached_tokens, prompt_logprobs (per token
+        from `logprob_start_len`, if that was given; the first has none), samples, each with
         text, token_ids, num_kept, rest, finish_reason, stop_reason, logprobs: per token its token_id,
         token (its text), logprob, top_ids, top_tokens, top_logprobs
     result of a scoring: num_prompt_tokens, num_cached_tokens, options, each with

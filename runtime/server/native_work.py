@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Request
 from msgspec import Meta
 
+from ..engine.arrivals import check_logprob_start
 from ..errors import InvalidRequest
 from ..request import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs
 from ..text.seams import kept_tokens, option_prompts
@@ -48,6 +49,8 @@ class GenerateItem(GenerationRequest, frozen=True, kw_only=True):
         options: score these instead of generating.
         unconditional: score each option without the prompt, too.
         logprobs: likeliest tokens to list beside each sampled one.
+        logprob_start_len: the prompt's tokens from this position on are scored too; -1 is none. Means
+            nothing without `logprobs`.
     """
 
     input_ids: list[int] | None = None
@@ -57,6 +60,13 @@ class GenerateItem(GenerationRequest, frozen=True, kw_only=True):
     unconditional: bool | None = None
     max_tokens: AtLeastZero | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+
+    @property
+    def scored_from(self) -> int | None:
+        """The position from which the prompt is scored; None if it is not."""
+        start = self.logprob_start_len
+        return None if start in (None, -1) or self.logprobs is None else start
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ async def _generating(
         param="text",
         arrived=arrived,
     )
+    job = _scoring_prompt(job, item)
 
     async def run(generation: Generation, show: ShowText) -> dict[str, Any]:
         answers = [_Answer(sample, params) for sample in generation.samples]
@@ -129,9 +140,31 @@ async def _generating(
             "num_prompt_tokens": len(job.prompts[0].ids),
             "num_cached_tokens": generation.usage.cached_tokens,
             "samples": [answer.as_dict(context) for answer in answers],
+            **_prompt_entries(tokenizer, item, generation.samples[0]),
         }
 
     return Work(job, run)
+
+
+def _scoring_prompt(job: Job, item: GenerateItem) -> Job:
+    """The job with the log-probabilities that the item wants of its prompt, which one sample is to bring."""
+    start = item.scored_from
+    if start is None:
+        return job
+    check_logprob_start(start, len(job.prompts[0].ids))
+    first = replace(job.params[0], prompt_logprobs=item.logprobs, prompt_logprobs_start=start + 1)
+    return replace(job, params=(first, *job.params[1:]))
+
+
+def _prompt_entries(tokenizer: Tokenizer, item: GenerateItem, sample: Sample) -> dict[str, Any]:
+    start = item.scored_from
+    if start is None:
+        return {}
+    token_id = sample.prompt.ids[start]
+    unscored = {"token_id": token_id, "token": tokenizer.token_text(token_id), "logprob": None}
+    unscored |= {"top_ids": [], "top_tokens": [], "top_logprobs": []}
+    scored = [_entry(tokenizer, entry) for entry in sample.prompt_logprobs]
+    return {"prompt_logprobs": [unscored, *scored]}
 
 
 def _entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, Any]:

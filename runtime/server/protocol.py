@@ -39,6 +39,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         top_p: 0 means the likeliest token alone.
+        stop_regex: see `SamplingParams`; an empty text is none.
         no_stop_trim: SGLang's name of `include_stop_str_in_output`.
         cache_salt: requests with different salts share no KV.
         priority: lower runs first.
@@ -67,6 +68,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     stop_token_ids: list[int] | None = None
@@ -245,8 +247,10 @@ def sampling_params(
         values.update(top_p=1.0, top_k=1)
     if "top_k" in values:
         values["top_k"] = min(values["top_k"], MAX_TOP_K)
-    if request.stop is not None:
-        values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    for name in ("stop", "stop_regex"):
+        texts = getattr(request, name)
+        if texts is not None and (texts or name == "stop"):
+            values[name] = (texts,) if isinstance(texts, str) else tuple(texts)
     if request.stop_token_ids is not None:
         values["stop_token_ids"] = tuple(request.stop_token_ids)
     keep_stop = request.include_stop_str_in_output or request.no_stop_trim

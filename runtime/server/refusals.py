@@ -18,7 +18,6 @@ COMMON: Mapping[str, tuple[Any, ...]] = {
     "guided_decoding_backend": _NOTHING,
     "grammar": _EMPTY,
     "structural_tag": _NOTHING,
-    "stop_regex": _EMPTY,
     "bad_words": _EMPTY,
     "allowed_token_ids": _NOTHING,
     "logprob_token_ids": _EMPTY,

@@ -74,7 +74,7 @@ class Sample:
         rest: text of the answer behind them.
         num_tokens: tokens that were sampled.
         finish_reason: "stop" or "length".
-        stop_reason: the stop string or token id, if one ended it.
+        stop_reason: the stop string, pattern or token id, if one ended it.
         logprobs: per token, or None: token (its text), logprob, and where tokens travel token_id,
             top_ids, top_tokens, top_logprobs.
     """
@@ -95,12 +95,15 @@ class Generated:
     Attributes:
         prompt_ids: tokens of the prompt's text; None for a backend without tokens.
         num_cached_tokens: prompt tokens that did not have to be computed; None if it does not tell.
+        prompt_logprobs: as in `Sample`, per prompt token from `logprob_start_len`, of which the first has no
+            `logprob`; None if not asked for.
     """
 
     samples: Sequence[Sample]
     prompt_ids: tuple[int, ...] | None
     num_prompt_tokens: int
     num_cached_tokens: int | None
+    prompt_logprobs: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,8 @@ class RuntimeEndpoint:
         body = {**self._prompt(request), **params.sampling(), **_envelope(params)}
         if params.n is not None:
             body["n"] = params.n
+        if params.scored_from is not None:
+            body["logprob_start_len"] = params.scored_from
         if params.constraint is not None:
             name, value = params.constraint
             body |= {"structured_outputs": {"choice": value}} if name == "choice" else {name: value}
@@ -107,6 +109,9 @@ class RuntimeEndpoint:
             prompt_ids=tuple(result["prompt_ids"]),
             num_prompt_tokens=result["num_prompt_tokens"],
             num_cached_tokens=result["num_cached_tokens"],
+            prompt_logprobs=None
+            if params.scored_from is None
+            else tuple(result["prompt_logprobs"]),
         )
 
     async def score(self, request: ScoreRequest) -> Scored:

@@ -85,6 +85,8 @@ class OpenAI:
         for name in (*params.sampling(), *([params.constraint[0]] if params.constraint else [])):
             if name not in (*_KNOWN, "logprobs", "json_schema") and name not in self._extra:
                 raise Unsupported(f"{name} cannot be asked of an OpenAI-compatible server.")
+        if params.scored_from is not None:
+            raise Unsupported("logprob_start_len cannot be asked of an OpenAI-compatible server.")
         if params.priority is not None:
             raise Unsupported("priority cannot be asked of an OpenAI-compatible server.")
 

@@ -83,6 +83,7 @@ class Runtime:
         new_ids = await self._encode(prompt.text, not prompt.ids)
         ids = [*prompt.ids, *new_ids]
         options = {**params.sampling(), **_constraint(params), **_envelope(request)}
+        options |= _scoring(params, len(ids))
         if request.on_text is not None:
             async with aclosing(self.engine.astream(ids, **options)) as stream:
                 num_shown = 0
@@ -100,6 +101,7 @@ class Runtime:
             prompt_ids=tuple(new_ids),
             num_prompt_tokens=len(ids),
             num_cached_tokens=completions[0].num_cached_tokens,
+            prompt_logprobs=self._prompt_entries(params.scored_from, ids, completions[0]),
         )
 
     async def score(self, request: ScoreRequest) -> Scored:
@@ -224,6 +226,15 @@ class Runtime:
             for entry in logprobs
         )
 
+    def _prompt_entries(
+        self, start: int | None, ids: Sequence[int], completion: Completion
+    ) -> tuple[dict[str, Any], ...] | None:
+        if start is None:
+            return None
+        unscored = {"token_id": ids[start], "token": self.engine.tokenizer.token_text(ids[start])}
+        unscored |= {"logprob": None, "top_ids": (), "top_tokens": (), "top_logprobs": ()}
+        return (unscored, *self._entries(completion.prompt_logprobs or ()))
+
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request holds."""
         self.engine.reset_prefix_cache()
@@ -254,6 +265,17 @@ def _envelope(request: GenRequest | ScoreRequest) -> dict[str, Any]:
     """What the scheduler is told of a request."""
     siblings = {} if request.group is None else {"group": request.group}
     return {"priority": request.params.priority or 0, **siblings}
+
+
+def _scoring(params: Params, num_prompt_tokens: int) -> dict[str, Any]:
+    """The sampling parameters that have the prompt scored, if that is asked for."""
+    start = params.scored_from
+    if start is None:
+        return {}
+    from ramet.runtime.engine.arrivals import check_logprob_start
+
+    check_logprob_start(start, num_prompt_tokens)
+    return {"prompt_logprobs": params.logprobs, "prompt_logprobs_start": start + 1}
 
 
 def _constraint(params: Params) -> dict[str, Any]:

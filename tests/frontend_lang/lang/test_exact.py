@@ -272,3 +272,60 @@ def test_answers_are_held_to_a_form(exact: Any, how: dict[str, Any], fits: Any) 
     state = program.run(backend=exact, temperature=1, seed=5)
     assert fits(state["x"])
     assert state.meta("y")["cached_tokens"] >= state.meta("x")["prompt_tokens"]
+
+
+def test_a_pattern_ends_the_answer_and_its_text_stays(exact: Any) -> None:
+    (letter,) = exact_ids(exact, "b")
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += "a" + sgl.gen("x", max_tokens=9, logit_bias={letter: 100.0})
+        s += "!" + sgl.gen("y", max_tokens=2, stop_regex=(), logit_bias={letter: 100.0})
+
+    state = program.run(backend=exact, temperature=0, stop_regex="b{3}")
+    assert state["x"] == "bbb" and state.meta("x")["stop_reason"] == "b{3}"
+    assert state["y"] == "bb"
+    # All of its tokens stand, so that the next prompt is found but for the newest of them.
+    before, now = state.meta("x"), state.meta("y")
+    assert now["cached_tokens"] == before["prompt_tokens"] + before["completion_tokens"] - 1
+
+
+def test_the_prompt_is_scored_from_where_the_program_says(exact: Any) -> None:
+    @sgl.function
+    def program(s: sgl.State, start: int) -> None:
+        s += "abcd"
+        s += sgl.gen("x", max_tokens=2, top_logprobs_num=2, logprob_start_len=start)
+
+    runs = [program.run(start=n, backend=exact, temperature=0) for n in (0, 2, -1)]
+    whole, part, none = (state.meta("x") for state in runs)
+    tokens, tops = whole["input_token_logprobs"], whole["input_top_logprobs"]
+    assert [text for _, _, text in tokens] == list("abcd") and tokens[0][0] is None
+    assert all(value < 0 for value, _, _ in tokens[1:])
+    assert tops[0] is None and [len(top) for top in tops[1:]] == [2, 2, 2]
+    assert part["input_token_logprobs"] == [(None, *tokens[2][1:]), tokens[3]]
+    assert part["cached_tokens"] <= 2
+    assert "input_token_logprobs" not in none and "output_token_logprobs" in none
+    silent = program.run(start=0, backend=exact, return_logprob=False)
+    assert "output_token_logprobs" in silent.meta("x")  # What the gen says goes before the run.
+    with pytest.raises(ProgramError, match="logprob_start_len is 4, and the prompt has 4 tokens"):
+        program.run(start=4, backend=exact)
+
+
+def test_of_several_samples_one_brings_the_scores_of_the_prompt(exact: Any) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += "abcd" + sgl.gen("x", max_tokens=2, n=3, logprobs=0, logprob_start_len=1)
+
+    meta = program.run(backend=exact).meta("x")
+    assert [text for _, _, text in meta["input_token_logprobs"]] == list("bcd")
+
+
+def exact_ids(backend: Any, text: str) -> list[int]:
+    """The tokens of a text, by what a backend says of a prompt."""
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += text + sgl.gen("x", max_tokens=1, logprobs=0, logprob_start_len=0)
+
+    entries = program.run(backend=backend).meta("x")["input_token_logprobs"]
+    return [token_id for _, token_id, _ in entries]

@@ -54,10 +54,10 @@ def test_a_runs_parameters_have_sglangs_names_too(backend: Any) -> None:
 
     state = program.run(n=2, min_new_tokens=1, return_logprob=True, return_text_in_logprobs=True)
     assert state["x"] == ["ok", "ok"] and backend.requests[0].params.logprobs == 0
-    with pytest.raises(UsageError, match="stop_regex is not supported"):
-        program.run(stop_regex="x")
-    with pytest.raises(UsageError, match="logprob_start_len is not supported"):
-        program.run(logprob_start_len=0)
+    program.run(stop_regex="x.", logprob_start_len=0)
+    params = backend.requests[1].params
+    assert params.stop_regex == ("x.",) and params.logprob_start_len == 0
+    assert params.scored_from is None  # Without return_logprob it means nothing, as there.
 
 
 @pytest.mark.parametrize("how", [{"regex": "a+"}, {"dtype": bool}, {"json_schema": "{}"}])

@@ -207,7 +207,7 @@ def test_a_cancelled_branch_ends_at_the_engine_and_its_siblings_go_on(exact: Any
         s += "Count: "
         forks = s.fork(3)
         forks += ["one", "two", "three"]
-        forks += sgl.gen("text", max_tokens=400, ignore_eos=True, temperature=0)
+        forks += sgl.gen("text", max_tokens=1500, ignore_eos=True, temperature=0)
         until(lambda: live(exact) == 3)
         forks[1].cancel()
         until(lambda: live(exact) == 2)
@@ -221,7 +221,7 @@ def test_a_cancelled_branch_ends_at_the_engine_and_its_siblings_go_on(exact: Any
     @sgl.function
     def alone(s: sgl.State, word: str) -> None:
         s += "Count: " + word
-        s += sgl.gen("text", max_tokens=400, ignore_eos=True, temperature=0)
+        s += sgl.gen("text", max_tokens=1500, ignore_eos=True, temperature=0)
 
     program.run(backend=exact)
     words = ["one", "three"]

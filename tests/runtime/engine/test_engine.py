@@ -313,6 +313,26 @@ def test_a_seed_fixes_every_sample_and_samples_differ(tiny: Engine) -> None:
     assert len({c.token_ids for c in first}) == 4
 
 
+def test_a_pattern_ends_the_text_with_the_token_that_completes_it(tiny: Engine) -> None:
+    only_a: dict[str, Any] = {
+        "logit_bias": {3 + ord("a"): 100.0},
+        "temperature": 0,
+        "max_tokens": 9,
+    }
+    answer = tiny.generate("x", stop_regex=("b.", "a{3}"), **only_a)
+    assert answer.text == "aaa" and answer.stop_reason == "a{3}"
+    assert answer.finish_reason is FinishReason.STOP and len(answer.token_ids) == 3
+    late = tiny.generate("x", stop_regex="a{3}", min_tokens=5, **only_a)
+    assert late.text == "aaaaa"
+    plain = tiny.generate("x", stop_regex="aa", **only_a)
+    assert plain.text == "" and plain.stop_reason == "aa"
+    with tiny.stream("x", stop_regex="a{2}", stop="aaaa", **only_a) as stream:
+        assert "".join(stream) == "aa"
+    with pytest.raises(InvalidRequest, match="stop_regex: .*lookaround") as caught:
+        tiny.generate("x", stop_regex="(?=a)a")
+    assert caught.value.param == "stop_regex"
+
+
 def test_a_stop_string_ends_the_text_before_it(tiny: Engine) -> None:
     whole = tiny.generate("stop", temperature=0, max_tokens=40, ignore_eos=True).text
     stop = whole[5:7]

@@ -125,7 +125,8 @@ class FakeEngine:
         }
         scored: tuple[TokenLogprobs, ...] = ()
         if params.prompt_logprobs is not None:
-            scored = tuple(fake_logprobs(i, params.prompt_logprobs) for i in request.prompt_ids[1:])
+            ids = request.prompt_ids[max(1, params.prompt_logprobs_start) :]
+            scored = tuple(fake_logprobs(i, params.prompt_logprobs) for i in ids)
         if params.max_tokens == 0:
             yield RequestOutput(
                 request_id=request.request_id,

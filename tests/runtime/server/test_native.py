@@ -199,3 +199,35 @@ async def test_a_conversation_is_rendered_by_the_models_template(http: httpx.Asy
     refused = await http.post("/render", json={**body, "tools": tools})
     assert refused.status_code == 400 and "does not take tools" in refused.text
     assert (await http.post("/render", json={**body, "tools": "f"})).status_code == 400
+
+
+async def test_a_pattern_reaches_the_engine(http: httpx.AsyncClient, engine: Any) -> None:
+    await one(http, text="x", stop_regex=r"\d+")
+    await one(http, text="x", stop_regex=["a.", "b"], stop="c")
+    await one(http, text="x", stop_regex="")
+    params = [request.params for request in engine.requests]
+    assert [p.stop_regex for p in params] == [(r"\d+",), ("a.", "b"), ()]
+    assert params[1].stop_strings == ("c", "b")
+    refused = await http.post("/generate", json={"text": "x", "stop_regex": "(a+)+$|(?=b)"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop_regex"
+
+
+async def test_one_sample_scores_the_prompt_from_a_position(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    result = await one(http, input_ids=[3, 4, 5, 6], n=2, logprobs=1, logprob_start_len=1)
+    first, second = (request.params for request in engine.requests)
+    assert (first.prompt_logprobs, first.prompt_logprobs_start) == (1, 2)
+    assert second.prompt_logprobs is None
+    assert [entry["token_id"] for entry in result["prompt_logprobs"]] == [4, 5, 6]
+    assert [entry["logprob"] for entry in result["prompt_logprobs"]] == [
+        None,
+        logprob(5),
+        logprob(6),
+    ]
+    assert "prompt_logprobs" not in await one(http, text="x", logprobs=1, logprob_start_len=-1)
+    assert "prompt_logprobs" not in await one(http, text="x", logprob_start_len=0)
+    body = {"input_ids": [3], "logprobs": 0, "logprob_start_len": 1}
+    refused = await http.post("/generate", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logprob_start_len"
