@@ -119,7 +119,9 @@ class EngineCore:
         except RequestError as error:  # Its sender should have checked it, and waits for no answer.
             logger.error("session %s retains nothing: %s", message.session, error)
             return
-        self._retention.keep(message.namespace, message.session, token_ids, message.seconds)
+        self._retention.keep(
+            message.namespace, message.session, token_ids, message.seconds, message.tenant
+        )
 
     def release(self, message: Release) -> None:
         """Let what a session retains be evicted like anything else."""
@@ -216,7 +218,7 @@ class EngineCore:
         )
         self._num_arrived += 1
         live = LiveRequest(request, self._tokenizer, self.info.eos_token_ids)
-        live.session, live.retain = message.session, message.retain
+        live.session, live.retain, live.tenant = message.session, message.retain, message.tenant
         self._sampler.add(request.request_id, request.params, request.prompt_ids, request.seed)
         try:
             if request.params.constraint is None:
@@ -438,7 +440,7 @@ class EngineCore:
         request = live.request
         if live.retain is not None:
             ids = request.token_ids
-            self._retention.keep(request.namespace, live.session, ids, live.retain)
+            self._retention.keep(request.namespace, live.session, ids, live.retain, live.tenant)
         elif live.session:
             self._retention.release(request.namespace, live.session)
 

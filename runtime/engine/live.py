@@ -20,7 +20,7 @@ class LiveRequest:
     Attributes:
         scored: log-probabilities of its prompt that have not been handed out.
         is_queued: whether the scheduler knows it.
-        session, retain: as in `GenerateRequest`.
+        session, retain, tenant: as in `GenerateRequest`.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class LiveRequest:
         self.is_queued = False
         self.session = ""
         self.retain: float | None = None
+        self.tenant = ""
         self._eos_token_ids = eos_token_ids
         self._detokenizer = _detokenizer(request, tokenizer)
         self._patterns = _PatternSearch.of(request, tokenizer)

@@ -26,6 +26,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         session: the name, within the namespace, of whoever comes back with the answer in its prompt.
         retain: seconds to retain prompt and answer for the session, in place of what it retained before;
             None retains nothing for it any more once the answer is complete.
+        tenant: whose share of what may be retained that takes; "" is one too.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout: float | None = None
     session: str = ""
     retain: float | None = None
+    tenant: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +51,7 @@ class Retain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Retain what is cached of these tokens for a session, in place of what it retained before.
 
     Attributes:
-        namespace, session: as in `GenerateRequest`.
+        namespace, session, tenant: as in `GenerateRequest`.
         token_ids: from the start of a sequence.
         seconds: for how long; None for as long as the engine retains anything.
     """
@@ -58,6 +60,7 @@ class Retain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     session: str
     token_ids: list[int]
     seconds: float | None = None
+    tenant: str = ""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -74,6 +74,7 @@ class ControlRoutes:
             session=body.session,
             token_ids=body.input_ids,
             seconds=body.seconds,
+            tenant=tenant(request),
         )
         check_retention(message, info)
         context.client.post(message)

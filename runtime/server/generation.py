@@ -46,7 +46,7 @@ class Job:
         params: of each sample of each prompt: `num_samples` per prompt, prompt after prompt.
         num_samples: samples per prompt.
         arrived: when the HTTP request came, on `time.perf_counter`'s clock.
-        namespace, priority, timeout: as in `GenerateRequest`.
+        namespace, tenant, priority, timeout: as in `GenerateRequest`.
         session, retain: as there; `retain` only with a single sample.
         shown_ids: special tokens that are text of the answers all the same.
         group: of all samples, as there; "" makes the samples of each prompt a group.
@@ -61,6 +61,7 @@ class Job:
     group: str = ""
     session: str = ""
     retain: float | None = None
+    tenant: str = ""
     priority: int = 0
     timeout: float | None = None
     shown_ids: frozenset[int] = frozenset()
@@ -210,6 +211,7 @@ class Generation:
                 group=job.group or f"{job.request_id}-{sample.index // job.num_samples}",
                 session=job.session,
                 retain=job.retain,
+                tenant=job.tenant,
                 priority=job.priority,
                 timeout=job.timeout,
             )

@@ -112,6 +112,7 @@ async def prepare_job(
         namespace=namespace(tenant(request), body.cache_salt),
         session=body.session or "",
         retain=body.retain,
+        tenant=tenant(request),
         priority=body.priority or 0,
         timeout=body.timeout,
     )

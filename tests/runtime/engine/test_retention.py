@@ -73,6 +73,23 @@ def test_it_ends_after_its_time_and_never_later_than_allowed(
     cache.check_integrity()
 
 
+def test_who_retains_most_gives_up_first_and_of_that_the_oldest(
+    cache: PrefixCache, clock: Clock
+) -> None:
+    retention = make(cache, clock, max_blocks=12)
+    retention.keep("", "b", tokens(3, 8), tenant="b")
+    for seed in range(3):
+        retention.keep("", f"a{seed}", tokens(seed, 16), tenant="a")
+    assert retention.sessions == [("", "b"), ("", "a1"), ("", "a2")]
+    for seed in range(3):
+        retention.keep("", f"more a{seed}", tokens(seed, 16), tenant="a")
+        assert ("", "b") in retention.sessions and cache.num_retained <= 12
+    retention.release("", "b")
+    retention.keep("", "a", tokens(0, 16), tenant="a")
+    assert cache.num_retained == 12, "alone one may have all of it"
+    cache.check_integrity()
+
+
 def test_a_session_retains_one_prefix_and_only_its_own(cache: PrefixCache, clock: Clock) -> None:
     retention = make(cache, clock)
     retention.keep("", "s", tokens(0, 16), 5.0)

@@ -137,6 +137,11 @@ class TestKeys:
                 assert (await http.post("/release", json=body, headers=headers)).is_success
         names = {message.namespace for message in engine.posted}
         assert len(names) == 4
+        for salt in ({}, {"cache_salt": "s"}):
+            body = {"session": "x", "input_ids": [3], **salt}
+            assert (await http.post("/retain", json=body, headers=FIRST)).is_success
+        first, second = engine.posted[-2:]
+        assert first.namespace != second.namespace and first.tenant == second.tenant != ""
         await http.post("/generate", json={"text": "a", "session": "x"}, headers=FIRST)
         assert engine.requests[0].namespace in names and engine.requests[0].session == "x"
 
