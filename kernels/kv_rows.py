@@ -19,6 +19,10 @@ _STEPS = 127
 _TINY = 1e-30
 
 
+MAX_INT8_HEAD_DIM = 1024
+"""Longest head that the native kernels write as a row of int8."""
+
+
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of a row of a cache of that dtype."""
     return row_size(head_dim, dtype) * dtype.itemsize

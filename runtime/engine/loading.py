@@ -11,7 +11,7 @@ import torch
 
 from ramet.kernels import ops
 from ramet.kernels.cores import num_physical_cores
-from ramet.kernels.kv_rows import row_bytes
+from ramet.kernels.kv_rows import MAX_INT8_HEAD_DIM, row_bytes
 from ramet.radix import PrefixCache
 
 from ..config import CacheConfig, EngineConfig, ModelOptions
@@ -87,6 +87,12 @@ def _plan(
 ) -> tuple[ModelConfig, MemoryPlan]:
     model = ModelConfig.from_hf(source.config())
     kv_dtype = resolve_kv_dtype(config.cache, precision)
+    if kv_dtype == torch.int8 and model.head_dim > MAX_INT8_HEAD_DIM:
+        raise ConfigError(
+            f"Heads of {model.head_dim} elements cannot be cached as int8; {MAX_INT8_HEAD_DIM} can.",
+            param="kv_cache_dtype",
+            hint="Leave out --kv-cache-dtype.",
+        )
     plan = plan_memory(
         cache=config.cache,
         kv_bytes_per_token=model.kv_bytes_per_token(row_bytes(model.head_dim, kv_dtype)),
@@ -124,8 +130,8 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
     device = torch.device("cpu")
     kernels = load_kernels(config.model, device)
     # Two pools of threads on the same cores slow each other down; the native kernels have their own.
-    threads = 1 if kernels.name == "cpu" else config.model.num_threads or num_physical_cores()
-    torch.set_num_threads(threads)
+    num_threads = config.model.num_threads or num_physical_cores()
+    torch.set_num_threads(1 if kernels.name == "cpu" else num_threads)
     precision = resolve_precision(config.model, kernels)
     model_config, plan = _plan(config, source, precision)
     if precision.quantization is not None and kernels.name != "cpu":
@@ -142,6 +148,7 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         device=device,
         kernels=kernels,
         max_positions=plan.max_model_len,
+        num_threads=num_threads,
     )
     kv_dtype = resolve_kv_dtype(config.cache, precision)
     pool = PagedKVPool(

@@ -16,7 +16,7 @@ from ramet.kernels.quantization import QuantizedWeight, cat
 
 from ..sources.base import StoredTensor
 from .config import ModelConfig
-from .precision import Precision, with_bits
+from .precision import Precision, Width, with_bits
 
 _NORM_DTYPE = torch.float32
 
@@ -44,7 +44,13 @@ class Norm:
         assert self._value is not None
         return self._value
 
-    def put(self, name: str, tensor: torch.Tensor | QuantizedWeight, device: torch.device) -> None:
+    def put(
+        self,
+        name: str,
+        tensor: torch.Tensor | QuantizedWeight,
+        device: torch.device,
+        num_threads: int = 1,
+    ) -> None:
         """Take the tensor."""
         assert isinstance(tensor, torch.Tensor)
         self._value = tensor.to(device, _NORM_DTYPE) + self._offset
@@ -59,7 +65,7 @@ class Linear:
         bias: whether every part has one.
         gated: whether it is packed for `gated_linear`.
         precision: of the model.
-        bits: of the weight, if it is quantized.
+        width: of the weight, if it is quantized.
     """
 
     def __init__(
@@ -70,12 +76,12 @@ class Linear:
         bias: bool = False,
         gated: bool = False,
         precision: Precision,
-        bits: int | None,
+        width: Width | None,
     ) -> None:
         self.shapes: dict[str, torch.Size] = {}
         self._rows: dict[str, slice] = {}
         self._in_features, self._bias, self._gated = in_features, bias, gated
-        self._precision, self._bits = precision, bits
+        self._precision, self._width = precision, width
         self._buffers: dict[str, torch.Tensor] = {}
         self._quantized: dict[int, QuantizedWeight] = {}
         self._num_rows = 0
@@ -93,7 +99,7 @@ class Linear:
     def num_bytes(self) -> int:
         """What it takes once packed."""
         bias = self._num_rows * self._precision.dtype.itemsize if self._bias else 0
-        return bias + self._precision.num_bytes(self._num_rows, self._in_features, self._bits)
+        return bias + self._precision.num_bytes(self._num_rows, self._in_features, self._width)
 
     @property
     def value(self) -> PackedLinear:
@@ -106,11 +112,18 @@ class Linear:
         """Whether every tensor has come."""
         return not self._rows
 
-    def put(self, name: str, tensor: torch.Tensor | QuantizedWeight, device: torch.device) -> None:
-        """Copy a tensor to its rows."""
+    def put(
+        self,
+        name: str,
+        tensor: torch.Tensor | QuantizedWeight,
+        device: torch.device,
+        num_threads: int = 1,
+    ) -> None:
+        """Copy a tensor to its rows, quantized by so many threads if it has to be."""
         kind, rows = name.rpartition(".")[2], self._rows.pop(name)
-        if kind == "weight" and self._bits is not None:
-            self._quantized[rows.start] = with_bits(tensor, self._bits).to(self._precision.dtype)
+        if kind == "weight" and self._width is not None:
+            weight = with_bits(tensor, self._width.bits, num_threads)
+            self._quantized[rows.start] = weight.to(self._precision.dtype)
             return
         assert isinstance(tensor, torch.Tensor)
         if kind not in self._buffers:
@@ -122,7 +135,7 @@ class Linear:
         """Make the value, and let go of what it was put together from."""
         pack = kernels.pack_gated_linear if self._gated else kernels.pack_linear
         weight: torch.Tensor | QuantizedWeight
-        if self._bits is None:
+        if self._width is None:
             weight = self._buffers.pop("weight")
         else:
             weight = cat([self._quantized[start] for start in sorted(self._quantized)])
@@ -199,7 +212,7 @@ class Parameters:
             bias=bias,
             gated=gated,
             precision=self._precision,
-            bits=self._precision.bits_of(found, is_table=is_table),
+            width=self._precision.width_of(found, is_table=is_table),
         )
         self.by_tensor.update(dict.fromkeys(linear.shapes, linear))
         return linear

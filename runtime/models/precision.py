@@ -28,6 +28,14 @@ _SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Width:
+    """In how many bits a weight is held, and whether its groups have minimums beside their scales."""
+
+    bits: int
+    has_minimums: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Precision:
     """How weights are held.
 
@@ -44,8 +52,8 @@ class Precision:
         """As the flag has it, `bfloat16`."""
         return dtype_name(self.dtype)
 
-    def bits_of(self, stored: Iterable[StoredTensor], *, is_table: bool) -> int | None:
-        """Bits of a weight that is put together from those tensors; None if it is not quantized.
+    def width_of(self, stored: Iterable[StoredTensor], *, is_table: bool) -> Width | None:
+        """The width of a weight that is put together from those tensors; None if it is not quantized.
 
         Args:
             stored: what the file has of it.
@@ -54,18 +62,30 @@ class Precision:
         if self.quantization is None:
             return None
         most = _TABLE_BITS if is_table else BITS[self.quantization]
-        return max(
-            (most if part.bits is None else min(part.bits, most) for part in stored), default=most
-        )
+        parts = [_part_width(part, most) for part in stored] or [_quantized_width(most)]
+        bits = max(part.bits for part in parts)
+        # As `quantization.cat` has it: what some part implies is written down where another differs.
+        is_implied = all(part.bits == bits and not part.has_minimums for part in parts)
+        return Width(bits, not is_implied)
 
-    def num_bytes(self, num_rows: int, num_columns: int, bits: int | None) -> int:
+    def num_bytes(self, num_rows: int, num_columns: int, width: Width | None) -> int:
         """What a weight takes once packed, padding apart."""
-        if bits is None:
+        if width is None:
             return num_rows * num_columns * self.dtype.itemsize
-        # 4 bits have a scale and a minimum, 8 bits a scale.
-        num_scales = 2 if bits == 4 else 1
-        group_bytes = GROUP_SIZE * bits // 8 + num_scales * _SCALE_BYTES
+        num_scales = 2 if width.has_minimums else 1
+        group_bytes = GROUP_SIZE * width.bits // 8 + num_scales * _SCALE_BYTES
         return num_rows * num_groups(num_columns) * group_bytes
+
+
+def _part_width(part: StoredTensor, most: int) -> Width:
+    if part.bits is None or part.bits > most:
+        return _quantized_width(most)
+    return Width(part.bits, part.has_minimums)
+
+
+def _quantized_width(bits: int) -> Width:
+    """That of what `quantize` makes."""
+    return Width(bits, has_minimums=bits == 4)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -73,10 +93,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def with_bits(weight: torch.Tensor | QuantizedWeight, bits: int) -> QuantizedWeight:
+def with_bits(
+    weight: torch.Tensor | QuantizedWeight, bits: int, num_threads: int = 1
+) -> QuantizedWeight:
     """A matrix in that many bits at most: as it is if it already is, else quantized."""
     if isinstance(weight, QuantizedWeight):
         if weight.bits <= bits:
             return weight
         weight = dequantize(weight, torch.float32)
-    return quantize(weight, bits)
+    return quantize(weight, bits, num_threads)

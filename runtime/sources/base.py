@@ -42,10 +42,12 @@ class StoredTensor:
     Attributes:
         shape: outermost dimension first.
         bits: 4 or 8 where `ModelSource.tensors` can yield it still quantized, else None.
+        has_minimums: whether its groups have minimums then.
     """
 
     shape: tuple[int, ...]
     bits: int | None = None
+    has_minimums: bool = False
 
 
 class ModelSource(Protocol):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from .base import StoredTensor, TokenizerFiles
 from .gguf_config import Facts, architecture_of, build_config
-from .gguf_quantized import EXACT, STORED_BITS, to_quantized
+from .gguf_quantized import EXACT, STORED_BITS, WITH_MINIMUMS, to_quantized
 from .gguf_reader import GgufReader
 from .gguf_tensors import CONFIG_TENSORS, hf_name, is_norm, is_rotated, unpermute
 from .gguf_tokenizer import GgufVocabulary, build_tokenizer
@@ -74,7 +74,8 @@ class GgufFile:
         for name, renamed in self._hf_names().items():
             tensor = self.reader.tensors[name]
             bits = STORED_BITS.get(tensor.qtype) if len(tensor.shape) == 2 else None
-            found[renamed] = StoredTensor(tensor.shape, bits)
+            has_minimums = bits is not None and tensor.qtype in WITH_MINIMUMS
+            found[renamed] = StoredTensor(tensor.shape, bits, has_minimums)
         return found
 
     def tensors(

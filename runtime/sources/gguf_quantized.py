@@ -24,6 +24,8 @@ GROUP = 32
 _Q = GGMLQuantizationType
 STORED_BITS = {_Q.Q4_0: 4, _Q.Q4_1: 4, _Q.Q4_K: 4, _Q.Q5_0: 8, _Q.Q5_1: 8, _Q.Q8_0: 8}
 """The storage types that `to_quantized` knows, and in how many bits they come."""
+WITH_MINIMUMS = frozenset({_Q.Q4_1, _Q.Q4_K, _Q.Q5_1})
+"""Those whose groups have minimums; of the others a minimum follows from the scale."""
 EXACT = frozenset(STORED_BITS) - {_Q.Q4_K}
 """Those of which it changes no value. Q4_K's scales and minimums are products, rounded to float16 here."""
 

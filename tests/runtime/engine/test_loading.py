@@ -12,6 +12,7 @@ import torch
 from ramet.kernels.quantization import QuantizedWeight, dequantize, quantize
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions
 from ramet.runtime.engine.loading import load_core, plan_engine
+from ramet.runtime.errors import ConfigError
 from ramet.runtime.sources.base import StoredTensor
 
 
@@ -94,3 +95,14 @@ def test_a_smaller_kv_cache_dtype_makes_more_blocks_of_the_same_memory(
     assert (1 << 20) - 16 * 8 * row_bytes < core.info.kv_cache_bytes <= 1 << 20
     _, plan = plan_engine(asked, tiny_source)
     assert plan.kv_bytes_per_token == 8 * row_bytes
+
+
+def test_heads_too_long_for_int8_are_refused_before_anything_is_loaded(tiny_source: Any) -> None:
+    class LongHeads(type(tiny_source)):  # type: ignore[misc]
+        def config(self) -> dict[str, Any]:
+            return {**super().config(), "head_dim": 1056}
+
+    for plan in (plan_engine, load_core):
+        with pytest.raises(ConfigError, match="1056 elements cannot be cached as int8") as caught:
+            plan(config(kv_cache_dtype="int8"), LongHeads())
+        assert caught.value.param == "kv_cache_dtype"

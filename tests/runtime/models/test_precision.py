@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from ramet.kernels import ops
-from ramet.kernels.quantization import QuantizedWeight, dequantize, quantize
+from ramet.kernels.quantization import QuantizedWeight, cat, dequantize, quantize
 from ramet.runtime.models import Decoder, ModelConfig, Precision, load_decoder, weight_bytes
 from ramet.runtime.models.precision import with_bits
 from ramet.runtime.sources.base import StoredTensor
@@ -57,8 +58,46 @@ def stored(*bits: int | None) -> list[StoredTensor]:
 def test_bits_are_those_of_the_rule(
     quantization: str | None, is_table: bool, bits: list[int | None], expected: int | None
 ) -> None:
-    precision = Precision(torch.bfloat16, quantization)
-    assert precision.bits_of(stored(*bits), is_table=is_table) == expected
+    width = Precision(torch.bfloat16, quantization).width_of(stored(*bits), is_table=is_table)
+    assert (None if width is None else width.bits) == expected
+
+
+@pytest.mark.parametrize(
+    ("quantization", "parts", "has_minimums"),
+    [
+        ("int4", [(4, False)], False),
+        ("int4", [(4, True)], True),
+        ("int4", [(4, False), (4, True)], True),
+        # What is quantized here gets minimums in 4 bits, and none in 8.
+        ("int4", [(8, False)], True),
+        ("int4", [(None, False)], True),
+        ("int4", [(4, False), (None, False)], True),
+        ("int8", [(None, False)], False),
+        ("int8", [(8, False), (None, False)], False),
+        ("int8", [(8, True)], True),
+        ("int8", [(4, False)], False),
+        # A part of fewer bits than the whole has its minimums written down.
+        ("int8", [(4, False), (8, False)], True),
+    ],
+)
+def test_minimums_are_counted_where_they_are_held(
+    quantization: str, parts: list[tuple[int | None, bool]], has_minimums: bool
+) -> None:
+    found = [StoredTensor((8, 32), bits, has) for bits, has in parts]
+    width = Precision(torch.bfloat16, quantization).width_of(found, is_table=False)
+    assert width is not None and width.has_minimums == has_minimums
+    weights = [_held(bits, has) for bits, has in parts]
+    whole = cat([with_bits(weight, width.bits) for weight in weights])
+    assert (whole.bits, whole.minimums is not None) == (width.bits, has_minimums)
+
+
+def _held(bits: int | None, has_minimums: bool) -> torch.Tensor | QuantizedWeight:
+    weight = torch.randn(8, 32)
+    if bits is None:
+        return weight.bfloat16()
+    made = quantize(weight, bits)
+    minimums = torch.zeros_like(made.scales) if has_minimums else None
+    return dataclasses.replace(made, minimums=minimums, dtype=torch.bfloat16)
 
 
 def test_a_weight_of_few_enough_bits_stays_as_it_is() -> None:
@@ -88,9 +127,9 @@ class StoredSource:
 
     def stored(self) -> dict[str, StoredTensor]:
         return {
-            name: StoredTensor(
-                tuple(tensor.shape), tensor.bits if isinstance(tensor, QuantizedWeight) else None
-            )
+            name: StoredTensor(tuple(tensor.shape), tensor.bits, tensor.minimums is not None)
+            if isinstance(tensor, QuantizedWeight)
+            else StoredTensor(tuple(tensor.shape))
             for name, tensor in self._tensors.items()
         }
 

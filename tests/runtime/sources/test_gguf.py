@@ -121,7 +121,7 @@ def test_header_tells_shapes_and_bits(write_gguf: WriteGguf, gguf_arrays: Arrays
     rope = {"rope_freqs.weight": np.ones(8, np.float32)}
     stored = GgufFile(write_gguf(gguf_arrays | rope, qtypes=qtypes)).stored()
     assert len(stored) == len(gguf_arrays)
-    assert stored.pop("model.embed_tokens.weight") == StoredTensor((300, 64), 4)
+    assert stored.pop("model.embed_tokens.weight") == StoredTensor((300, 64), 4, True)
     assert stored.pop("model.layers.0.self_attn.q_proj.weight") == StoredTensor((64, 64), 8)
     # A vector is no product, however it is stored.
     assert stored["model.norm.weight"] == StoredTensor((64,), None)
