@@ -22,7 +22,8 @@ import signal
 import struct
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
 _PARENT_POLL_SECONDS = 1.0
+_STDIN_POLL_SECONDS = 0.05
 # Long enough for the last message to leave, short enough not to outlive a parent that stopped reading.
 _LINGER_MS = 2000
 
@@ -163,6 +165,27 @@ def end_with_parent(parent_pid: int, folder: Path) -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
+@contextmanager
+def ending_with_stdin() -> Iterator[None]:
+    """End this process at once if the other end of stdin is closed while the block runs; reads nothing."""
+    done = threading.Event()
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), 0)  # An end that hangs up is told of whatever is asked for.
+
+    def watch() -> None:
+        while not done.wait(_STDIN_POLL_SECONDS):
+            if any(event & select.POLLHUP for _, event in poll.poll(0)):
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, name="end-with-stdin", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def load(options: WorkerOptions) -> Core:
     """Make the core that the options name.
 
@@ -185,7 +208,7 @@ def main(module: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # What fails here fails again in `load`, where somebody can be told.
-    with growing(), suppress(Exception):
+    with growing(), ending_with_stdin(), suppress(Exception):
         import_module(module)
     # Unbuffered: a byte that Python read ahead would hide the end of stdin from `select`.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:

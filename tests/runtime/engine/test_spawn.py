@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,24 @@ def test_a_process_that_hears_nothing_ends_in_silence_with_its_input() -> None:
     command = [sys.executable, "-m", "ramet.runtime.engine.worker", "json"]
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
+
+
+def test_a_process_that_still_imports_ends_with_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    source = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
+    (tmp_path / "endless_import.py").write_text(source)
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    with spawned("endless_import:create") as process:
+        deadline = time.monotonic() + LIMIT
+        while not begun.exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(LIMIT) == 1
 
 
 def test_a_process_is_gone_after_the_block_and_may_be_ended_twice(fake_core: Any) -> None:
