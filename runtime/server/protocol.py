@@ -300,6 +300,21 @@ def check_chat(request: ChatRequest) -> None:
             "continue_final_message and add_generation_prompt cannot both be true.",
             param="continue_final_message",
         )
+    _check_results(request.messages)
+
+
+def _check_results(messages: list[ChatMessage]) -> None:
+    """Refuse the result of a call that nobody has made; one that names no call may be in any form."""
+    called: set[str | None] = set()
+    for index, message in enumerate(messages):
+        called.update(call.id for call in message.tool_calls or ())
+        name = message.tool_call_id
+        if message.role == "tool" and name is not None and name not in called:
+            raise InvalidRequest(
+                f"messages[{index}].tool_call_id is {name[:100]!r}, and no message before it has a "
+                "tool call with this id.",
+                param=f"messages[{index}].tool_call_id",
+            )
 
 
 def check_completion(request: CompletionRequest) -> None:

@@ -247,6 +247,21 @@ async def test_history_with_calls_and_results_reaches_the_prompt(
     assert "<|im_start|>tool\ndone, 21 degrees" in text
 
 
+async def test_a_result_of_a_call_that_nobody_made_is_refused(http: httpx.AsyncClient) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "heat", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "content": "done"}
+    for before in ([], [called]):
+        messages = [*HI, *before, {**result, "tool_call_id": "c2"}]
+        body = {"messages": messages, "tools": TOOLS}
+        response = await http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == f"messages[{len(messages) - 1}].tool_call_id"
+    # Calls may be written as text, and have no ids then.
+    await chat(http, messages=[*HI, {"role": "assistant", "content": ONE}, result])
+
+
 async def test_tokenize_counts_the_tools_as_chat_does(http: httpx.AsyncClient, engine: Any) -> None:
     body = {"messages": HI, "tools": TOOLS}
     response = await http.post("/tokenize", json=body)
