@@ -86,16 +86,23 @@ def check_logprob_start(start: int, num_tokens: int) -> None:
         )
 
 
-def check_prompt(prompt_ids: Sequence[int], info: EngineInfo, param: str = "prompt") -> TokenArray:
-    """The prompt as an array; raises as `make_request`, with `param` for the field."""
+def check_prompt(
+    prompt_ids: Sequence[int], info: EngineInfo, param: str = "prompt", *, num_new: int = 0
+) -> TokenArray:
+    """The prompt as an array, if it leaves room for so many new tokens.
+
+    Raises:
+        InvalidRequest: it is empty, or has an id outside the vocabulary; `param` is its field.
+        ContextLengthExceeded: it is too long.
+    """
     num_tokens, limit = len(prompt_ids), info.max_model_len
     if num_tokens == 0:
-        raise RequestError("The prompt has no tokens; it needs at least 1.", param=param)
-    if num_tokens > limit:
+        raise InvalidRequest("The prompt has no tokens; it needs at least 1.", param=param)
+    if num_tokens + num_new > limit:
         raise ContextLengthExceeded(num_tokens, limit, param=param)
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= info.vocab_size:
-        raise RequestError(
+        raise InvalidRequest(
             f"The prompt has token id {low if low < 0 else high}, outside the vocabulary of "
             f"{info.vocab_size} tokens.",
             param=param,

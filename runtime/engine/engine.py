@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from ..config import DEFAULT_MODEL, EngineConfig
-from ..errors import ContextLengthExceeded, InvalidRequest
+from ..errors import InvalidRequest
 from ..request import SamplingParams
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
-from .arrivals import check_retention
+from .arrivals import check_prompt, check_retention
 from .completion import AsyncTextStream, Call, Completion, Item, TextStream
 from .loop import Core
 from .messages import EngineInfo, EngineStats, GenerateRequest, Release, Retain
@@ -380,16 +380,7 @@ class Engine:
             prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=True)
         else:
             prompt_ids = list(prompt)
-        vocab_size, limit = self.info.vocab_size, self.info.max_model_len
-        if not prompt_ids:
-            raise InvalidRequest("The prompt must have at least one token.", param="prompt")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
-            raise InvalidRequest(
-                f"The prompt has a token id outside the vocabulary of {vocab_size} tokens.",
-                param="prompt",
-            )
-        if len(prompt_ids) + (params.max_tokens != 0) > limit:
-            raise ContextLengthExceeded(len(prompt_ids), limit, param="prompt")
+        check_prompt(prompt_ids, self.info, num_new=int(params.max_tokens != 0))
         return prompt_ids
 
     def _submit_async(self, call: Call, items: asyncio.Queue[Item]) -> None:

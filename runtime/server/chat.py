@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-from ..tools.instruction import with_instruction
+from ..tools.instruction import told
 from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
@@ -187,10 +187,11 @@ def encode_chat(context: ServerContext, body: ChatRequest) -> Prompt:
         InvalidRequest: the model's template cannot render it; names the field.
     """
     template = context.model.chat_template
-    messages = [template_message(message) for message in body.messages]
-    tools = definitions(body)
-    if tools and not template.lists_tools:
-        messages, tools = with_instruction(messages, tools), []
+    messages, tools = told(
+        [template_message(message) for message in body.messages],
+        definitions(body.tools or ()),
+        lists_tools=template.lists_tools,
+    )
     text = template.render(
         messages,
         tools=tools,

@@ -36,6 +36,7 @@ from fastapi import Request, Response
 from msgspec import Meta
 
 from ..errors import RametError
+from ..tools.instruction import told
 from .body import convert_strictly, read_object
 from .branches import Branch, Branches
 from .disconnect import while_connected
@@ -43,7 +44,9 @@ from .errors import error_body
 from .generation import Generation
 from .intake import ServerContext, tenant
 from .native_work import GenerateItem, ShowText, Work, prepare_work
+from .protocol import ToolDefinition
 from .stream import EventStream, event
+from .tools import definitions
 
 MAX_REQUESTS = 1024
 
@@ -61,12 +64,12 @@ class GenerateRequests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RenderRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of /render: a conversation, to be written as the model's chat template writes it."""
+    """Body of /render: a conversation, to be written as /v1/chat/completions does."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
     add_generation_prompt: bool = False
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class NativeRoutes:
@@ -130,10 +133,14 @@ class NativeRoutes:
         body = convert_strictly(await read_object(request), RenderRequest)
         model = self._context.model
         model.check_name(body.model)
+        template = model.chat_template
+        messages, tools = told(
+            body.messages, definitions(body.tools or ()), lists_tools=template.lists_tools
+        )
         text = await asyncio.to_thread(
-            lambda: model.chat_template.render(
-                body.messages,
-                tools=body.tools,
+            lambda: template.render(
+                messages,
+                tools=tools,
                 add_generation_prompt=body.add_generation_prompt,
             )
         )

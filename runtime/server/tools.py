@@ -52,7 +52,7 @@ class ToolUse:
     is_only_calls: bool = False
 
 
-def definitions(body: ChatRequest) -> list[dict[str, Any]]:
+def definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
     """The tools as models are told of them.
 
     Raises:
@@ -67,7 +67,7 @@ def definitions(body: ChatRequest) -> list[dict[str, Any]]:
                 "parameters": function.parameters or {"type": "object", "properties": {}},
             },
         }
-        for function in _functions(body.tools or [])
+        for function in _functions(tools)
     ]
 
 

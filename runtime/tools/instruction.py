@@ -40,3 +40,19 @@ def with_instruction(
     else:
         told = f"{content}\n\n{text}" if content else text
     return [{**first, "content": told}, *map(dict, messages[1:])]
+
+
+def told(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    lists_tools: bool,
+) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+    """The conversation and the tools as a chat template gets them.
+
+    Args:
+        lists_tools: whether the template tells the model of tools; if not, the conversation does.
+    """
+    if lists_tools or not tools:
+        return messages, tools
+    return with_instruction(messages, tools), []

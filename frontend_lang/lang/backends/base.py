@@ -25,6 +25,10 @@ class Message:
     role: str
     content: str
 
+    def as_dict(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        return {"role": self.role, "content": self.content}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:

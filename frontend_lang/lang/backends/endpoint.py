@@ -142,8 +142,10 @@ class RuntimeEndpoint:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> str:
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        body: dict[str, Any] = {"messages": plain, "add_generation_prompt": add_generation_prompt}
+        body: dict[str, Any] = {
+            "messages": [message.as_dict() for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
         if tools is not None:
             body["tools"] = tools
         return str((await self._http.post("/render", body))["text"])

@@ -190,7 +190,7 @@ class OpenAI:
             return {"prompt": prompt.whole}
         if prompt.loose:
             raise UsageError("A conversation's text must be in roles to be sent as messages.")
-        messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        messages = [message.as_dict() for message in prompt.messages]
         if not prompt.is_open:
             return {"messages": messages}
         if messages[-1]["role"] != "assistant":

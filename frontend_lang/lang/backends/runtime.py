@@ -174,10 +174,13 @@ class Runtime:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> str:
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+        from ramet.runtime.tools.instruction import told
+
+        plain = [message.as_dict() for message in messages]
+        shown, listed = told(plain, tools or (), lists_tools=self._template.lists_tools)
         return await asyncio.to_thread(
             lambda: self._template.render(
-                plain, tools=tools, add_generation_prompt=add_generation_prompt
+                shown, tools=listed, add_generation_prompt=add_generation_prompt
             )
         )
 

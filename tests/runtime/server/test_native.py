@@ -187,7 +187,9 @@ async def test_a_client_that_leaves_aborts_all_of_its_requests(url: str, engine:
     assert not engine.live and len(engine.aborted) == 2
 
 
-async def test_a_conversation_is_rendered_by_the_models_template(http: httpx.AsyncClient) -> None:
+async def test_a_conversation_is_rendered_by_the_models_template(
+    http: httpx.AsyncClient, engine: Any, tokenizer: Any
+) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "add_generation_prompt": True}
     text = (await http.post("/render", json=body)).json()["text"]
@@ -196,8 +198,10 @@ async def test_a_conversation_is_rendered_by_the_models_template(http: httpx.Asy
     assert text == plain + "<|im_start|>assistant\n"
     assert (await http.post("/render", json={"messages": []})).status_code == 400
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    refused = await http.post("/render", json={**body, "tools": tools})
-    assert refused.status_code == 400 and "does not take tools" in refused.text
+    told = await http.post("/render", json={**body, "tools": tools})
+    await http.post("/v1/chat/completions", json={"messages": messages, "tools": tools})
+    prompt = tokenizer.decode(engine.requests[-1].prompt_ids, False)
+    assert told.json()["text"] == prompt and "<tools>" in prompt
     assert (await http.post("/render", json={**body, "tools": "f"})).status_code == 400
 
 
