@@ -13,10 +13,13 @@ constexpr std::int64_t kMinElements = 1 << 14;
 constexpr std::size_t kRowBlockBytes = std::size_t{768} << 10;
 constexpr std::size_t kWideRowBlockBytes = std::size_t{384} << 10;
 
-// body(first, last) over [0, n) in pieces of at least min_piece.
+// body(first, last) over [0, n) in even pieces: as many as give each at least half of min_piece, or some for
+// each thread.
 template <class Body>
 void split_range(ThreadPool& pool, int n, int min_piece, const Body& body) {
-    const int piece = larger(min_piece, ceil_div(n, pool.size() * kTasksPerThread));
+    if (n == 0) return;
+    const int num_pieces = smaller(ceil_div(n, min_piece), pool.size() * kTasksPerThread);
+    const int piece = ceil_div(n, num_pieces);
     pool.run(ceil_div(n, piece), [&](int task, int) {
         body(task * piece, smaller(n, (task + 1) * piece));
     });

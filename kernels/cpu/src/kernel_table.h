@@ -26,6 +26,9 @@ struct LinearJob {
     // residual.
     bool wide_out;
     float softcap;  // 0: none
+
+    int columns_of_panel() const { return activation == Activation::none ? kPanel : kHalf; }
+    int num_panels() const { return ceil_div(num_columns, columns_of_panel()); }
 };
 
 // Rows of activations as the products of a linear layer take them: in the packed layout, padded with zeros,

@@ -79,7 +79,8 @@ struct LinearRange {
         const int num_blocks = ceil_div(last_row - first_row, kBlockRows);
         const char* weight = static_cast<const char*>(job.weight);
         FetchAhead ahead;
-        ahead.weight.end = weight + last_panel * panel_size<T>(job) * sizeof(T);
+        // Past the last panel there are those that this thread will probably have next.
+        ahead.weight.end = weight + job.num_panels() * panel_size<T>(job) * sizeof(T);
         constexpr int kGroupLines = static_cast<int>(kGroup * kPanel * sizeof(T) / kCacheLine);
         ahead.weight.num_lines = ceil_div(kGroupLines, ceil_div(last_row - first_row, M::kRows));
         M::begin();
@@ -165,7 +166,7 @@ struct LinearRange {
     template <class T>
     static void fetch_out(const LinearJob& job, int panel, int first_row, int num_rows,
                           FetchAhead& ahead) {
-        const int first = panel * (job.activation == Activation::none ? kPanel : kHalf);
+        const int first = panel * job.columns_of_panel();
         const auto rows = [&](const void* matrix, std::int64_t stride, std::size_t element) {
             const char* start =
                 static_cast<const char*>(matrix) + (first_row * stride + first) * element;

@@ -91,7 +91,7 @@ struct QuantizedRange {
         FetchLines ahead;
         ahead.num_lines = static_cast<int>(ceil_div(job.group_bytes, kCacheLine));
         ahead.at = reinterpret_cast<const char*>(weight + first_panel * panel_bytes) + kStreamBytes;
-        ahead.end = reinterpret_cast<const char*>(weight + last_panel * panel_bytes);
+        ahead.end = reinterpret_cast<const char*>(weight + linear.num_panels() * panel_bytes);
         FetchLines nothing;
         if constexpr (D::kHasTiles) D::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {

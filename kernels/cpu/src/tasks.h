@@ -20,6 +20,9 @@ static inline int panels_per_task(int num_panels, int num_threads) {
 
 // body(first_panel, last_panel, first_row, last_row) over all panels of a weight and all rows, where rows of
 // block_bytes stay in a cache while panels pass by.
+//
+// Threads take turns as a rule, so that each of them walks through a stretch of panels that lie together, and
+// can fetch the next ones while it is busy with those before.
 template <class Body>
 void run_panels_and_rows(ThreadPool& pool, int num_panels, int num_rows, std::size_t row_bytes,
                          std::size_t block_bytes, const Body& body) {
@@ -27,9 +30,12 @@ void run_panels_and_rows(ThreadPool& pool, int num_panels, int num_rows, std::si
         larger<std::size_t>(1, block_bytes / row_bytes / kBlockRows) * kBlockRows);
     const int num_blocks = ceil_div(num_rows, block_rows);
     const int panels = panels_per_task(num_panels, pool.size());
-    const int num_pieces = ceil_div(num_panels, panels);
-    pool.run(num_blocks * num_pieces, [&](int task, int) {
-        const int block = task / num_pieces, first_panel = task % num_pieces * panels;
+    const int num_turns = ceil_div(ceil_div(num_panels, panels), pool.size());
+    const int num_tasks = num_turns * pool.size();
+    pool.run(num_blocks * num_tasks, [&](int task, int) {
+        const int block = task / num_tasks, turn = task % num_tasks / pool.size();
+        const int first_panel = (task % pool.size() * num_turns + turn) * panels;
+        if (first_panel >= num_panels) return;
         body(first_panel, smaller(num_panels, first_panel + panels), block * block_rows,
              smaller(num_rows, (block + 1) * block_rows));
     });
