@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
-from ramet.kernels.kv_rows import to_rows
+from ramet.kernels.kv_rows import row_size
 from ramet.kernels.ops import AttentionShape
 from ramet.kernels.quantization import QuantizedWeight, quantize
 
@@ -108,7 +108,7 @@ def attention(
     """Attention of all layers of a step."""
     times = []
     for dtype in (torch.bfloat16, torch.int8):
-        tables, keys, values = caches(num_seqs, kv_len, num_shared, dtype)
+        tables, keys, values = caches(kernels, num_seqs, kv_len, num_shared, dtype)
         q = torch.randn(num_seqs * num_new, SHAPE.num_heads, SHAPE.head_dim).to(torch.bfloat16)
         plan = kernels.plan_attention(
             SHAPE,
@@ -131,7 +131,7 @@ def attention(
 
 
 def caches(
-    num_seqs: int, kv_len: int, num_shared: int, dtype: torch.dtype
+    kernels: CpuKernels, num_seqs: int, kv_len: int, num_shared: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Block tables over shuffled blocks, and some layers' keys and values, every block in use."""
     num_blocks = -(-kv_len // SHAPE.block_size)
@@ -139,11 +139,13 @@ def caches(
     ids = torch.randperm(num_shared_blocks + num_seqs * (num_blocks - num_shared_blocks))
     shared, own = ids.to(torch.int32).tensor_split([num_shared_blocks])
     tables = torch.cat((shared.expand(num_seqs, -1), own.view(num_seqs, -1)), dim=1)
-    layer = torch.randn(2, len(ids), SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
+    heads = torch.randn(2, len(ids) * SHAPE.block_size, SHAPE.num_kv_heads, SHAPE.head_dim)
+    width = row_size(SHAPE.head_dim, dtype)
+    layer = torch.zeros(2, len(ids), SHAPE.block_size, SHAPE.num_kv_heads, width, dtype=dtype)
+    kernels.store_kv(heads[0], heads[1], layer[0], layer[1], torch.arange(heads.shape[1]))
     num_layers = min(NUM_LAYERS, -(-CACHE_BYTES // (2 * layer.numel())))
-    keys, values = to_rows(layer, dtype)
-    shape = (num_layers, *keys.shape)
-    return tables, keys.expand(shape).contiguous(), values.expand(shape).contiguous()
+    shape = (num_layers, *layer.shape[1:])
+    return tables, layer[0].expand(shape).contiguous(), layer[1].expand(shape).contiguous()
 
 
 def measure(run: Callable[[], None], times: int) -> tuple[float, float]:

@@ -4,8 +4,9 @@
     int8                          head_dim values from -127 to 127, then the bytes of one float32: the scale
                                   by which each value is multiplied when it is read
 
-A row depends on its own head alone, whatever else is stored with it, and a copy of it is a copy of all
-that belongs to it. Who stores and reads rows, and how fast, is each implementation's own business.
+A row depends on its own head alone, whatever else is stored with it, and a copy of a block is a copy of all
+that belongs to its rows. How a block holds them, and how fast they are stored and read, is each
+implementation's own business.
 """
 
 from __future__ import annotations

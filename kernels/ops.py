@@ -11,8 +11,10 @@ constructor, never globals, so two of them can be compared in one process.
 
 Dims: num_tokens packed rows of all sequences, num_seqs sequences, num_slots = num_blocks * block_size.
 KV tensors are `[num_blocks, block_size, num_kv_heads, row_size]`; rows are as `kv_rows` says, head_dim
-elements of a float dtype or head_dim + 4 of int8. Inputs are never written to, except the caches of
-`store_kv`; results are new tensors. A fused op rounds where the ops it stands for do.
+elements of a float dtype or head_dim + 4 of int8. How a block holds its rows is the implementation's own
+business: it is zeros at first, written by `store_kv`, read by `attention`, and may be copied whole.
+Inputs are never written to, except the caches of `store_kv`; results are new tensors. A fused op rounds
+where the ops it stands for do.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class HeadsJob:
         cos_sin: int,
         slots: int,
         num_slots: int,
+        part: int,
+        block_size: int,
         out: int,
         /,
     ) -> None: ...

@@ -11,6 +11,7 @@ from . import _native
 DTYPES = (torch.float32, torch.bfloat16)
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _CACHE_CODES = {**_CODES, torch.int8: len(_CODES)}
+_CACHE_PARTS = {"": 0, "keys": 1, "values": 2}
 _ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
 
 
@@ -35,8 +36,9 @@ def heads_job(
     *,
     rotation: Rotation | None = None,
     slots: torch.Tensor | None = None,
+    part: str = "",
 ) -> _native.HeadsJob:
-    """A `HeadsJob` from x to out, whose rows are slots of a cache where there are slots."""
+    """A `HeadsJob` from x to out; where there are slots, a cache of that part: "keys" or "values"."""
     return _native.HeadsJob(
         code_of(x),
         code_of(out) if slots is None else cache_code_of(out),
@@ -51,6 +53,8 @@ def heads_job(
         0 if rotation is None else rotation.cos_sin.data_ptr(),
         address(slots),
         0 if slots is None else out.shape[0] * out.shape[1],
+        _CACHE_PARTS[part],
+        0 if slots is None else out.shape[1],
         out.data_ptr(),
     )
 

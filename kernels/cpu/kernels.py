@@ -289,7 +289,11 @@ class CpuKernels:
         slots = slots_of(slot_mapping, k)
         k, v = unit_stride(k), unit_stride(v)
         self._native.heads(
-            [heads_job(k, k_cache, slots=slots), heads_job(v, v_cache, slots=slots)], k.shape[0]
+            [
+                heads_job(k, k_cache, slots=slots, part="keys"),
+                heads_job(v, v_cache, slots=slots, part="values"),
+            ],
+            k.shape[0],
         )
 
     def rotary_store_kv(
@@ -312,8 +316,8 @@ class CpuKernels:
         self._native.heads(
             [
                 heads_job(q, out, rotation=rotation),
-                heads_job(k, k_cache, rotation=rotation, slots=slots),
-                heads_job(v, v_cache, slots=slots),
+                heads_job(k, k_cache, rotation=rotation, slots=slots, part="keys"),
+                heads_job(v, v_cache, slots=slots, part="values"),
             ],
             q.shape[0],
         )

@@ -16,9 +16,9 @@ from ramet.kernels.kv_rows import row_size
 class PagedKVPool:
     """Keys and values of every block.
 
-    Layout `[2, num_layers, num_blocks, block_size, num_kv_heads, row_size]`: one layer's keys are
-    contiguous, so a slot index addresses `keys(layer)` viewed as `[num_slots, num_kv_heads, row_size]`.
-    A row is a head of one token as `ramet.kernels.kv_rows` says, scale included, so copying is copying.
+    Layout `[2, num_layers, num_blocks, block_size, num_kv_heads, row_size]`, one layer's keys contiguous.
+    A row is a head of one token as `ramet.kernels.kv_rows` says, scale included. How a block holds its rows
+    is the kernels' own business; whole blocks are copied as they are.
 
     Args:
         num_blocks: blocks to hold.

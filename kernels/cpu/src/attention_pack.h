@@ -1,12 +1,14 @@
-// Keys and values of a split, from the paged cache into the layouts of the products.
+// Keys and values of a split, from a paged cache of rows into the tiles of the products.
 #pragma once
 
 #include <type_traits>
 
 #include "attention_products.h"
 #include "attention_task.h"
+#include "attention_tiles.h"
 #include "int8_row.h"
 #include "vector_math.h"
+#include "widen_tiles.h"
 
 namespace ramet {
 namespace {
@@ -31,12 +33,7 @@ class SplitPacker {
           row_size_(row_size(static_cast<const C*>(nullptr), task.head_dim)),
           staged_(sizeof(C) != sizeof(Row) || task.head_dim != staged_dim_) {}
 
-    // Looks up where positions base ... base + count - 1 lie; theirs are the rows to prefetch.
-    void locate_next(int base, int count) {
-        locate_next({task_.block_table, base, base + count, task_.first_kv_head, task_.last_kv_head});
-    }
-
-    // The same of another task.
+    // Looks up where the positions of a range lie; theirs are the rows to prefetch.
     void locate_next(const CacheRange& range) {
         next_.count = larger(0, range.last - range.first);
         next_.num_prefetched = 0;
@@ -73,18 +70,27 @@ class SplitPacker {
         next_.num_prefetched = end;
     }
 
-    // The head whose keys and values are packed from now on.
-    void select_head(int kv_head) { head_offset_ = kv_head * row_size_; }
+    // Tiles from `first` to `last`, at most, of a head, to where they are when all lie one after another. What
+    // is in tiles of keys past the end means nothing; values past the end are zero. They are always joined.
+    void read(int kv_head, int first, int last, bool, T* keys, T* values, SplitTiles<T>* out) {
+        head_offset_ = kv_head * row_size_;
+        pack_keys(first, last, keys);
+        pack_values(first, last, values);
+        out->end = last;
+        for (int i = first; i < last; ++i) {
+            out->keys[i] = keys + i * kHalf * padded_dim_;
+            out->values[i] = values + i * kHalf * padded_dim_;
+        }
+        out->fetches = false;
+        out->key_scales = key_scales_;
+        out->value_scales = value_scales_;
+    }
 
-    // What the packed keys and values of each position are to be multiplied by, where a cache is of 8 bits.
-    const float* key_scales() const { return key_scales_; }
-    const float* value_scales() const { return value_scales_; }
-
-    // [16 positions each][group of dims][32 x 16]. Positions past the end get the last one's, as good as any.
-    void pack_keys(int first_group, int last_group, T* out) {
-        const int end = smaller(last_group * kGroup, here_.count);
-        const int num_groups = padded_dim_ / kGroup;
-        for (int position = first_group * kGroup; position < end; position += kHalf) {
+  private:
+    // Tiles of keys, one after another. Positions past the end get the last one's, as good as any.
+    void pack_keys(int first_tile, int last_tile, T* out) {
+        const int end = smaller(last_tile * kHalf, here_.count);
+        for (int position = first_tile * kHalf; position < end; position += kHalf) {
             prefetch_some();
             const Row* rows[kHalf];
             for (int i = 0; i < kHalf; ++i) {
@@ -92,28 +98,25 @@ class SplitPacker {
                 if constexpr (kInt8) key_scales_[position + i] = scale_of(source);
                 rows[i] = row(source, i);
             }
-            turn(rows, out + position / kHalf * kSquare * num_groups);
+            turn(rows, out + position * padded_dim_);
         }
     }
 
-    // [group of positions][16 dims each][32 x 16]. Positions past the end are zero.
-    void pack_values(int first_group, int last_group, T* out) {
+    // Tiles of values, one after another. Positions past the end are zero.
+    void pack_values(int first_tile, int last_tile, T* out) {
         with_num_groups([&](auto groups) {
             const int num_groups = groups.count ? groups.count : padded_dim_ / kGroup;
-            for (int position = first_group * kGroup; position < last_group * kGroup; position += 2) {
+            for (int position = first_tile * kHalf; position < last_tile * kHalf; position += 2) {
                 if (position % kHalf == 0) prefetch_some();
                 const Row* a = value_row(position, 0);
                 const Row* b = value_row(position + 1, 1);
-                T* target = out + position / kGroup * 2 * kSquare * num_groups +
-                            position % kGroup * kHalf;
-                for (int half = 0; half < 2 * num_groups; ++half) {
-                    pack_pair(a + half * kHalf, b + half * kHalf, target + half * kSquare);
-                }
+                const int dim = num_groups * kGroup;
+                T* target = out + position * dim;
+                for (int d = 0; d < dim; d += kHalf) pack_pair(a, b, d, dim, target);
             }
         });
     }
 
-  private:
     // Groups of the head dim, where the compiler may know how many; 0 where it may not.
     template <int N>
     struct Groups {
@@ -183,7 +186,7 @@ class SplitPacker {
             turn_words(rows, d, quads);
             const int num_quads = smaller(kHalf, (padded_dim_ - d) / kQuad);
             for (int quad = 0; quad < num_quads; ++quad) {
-                spread(quads + quad * kHalf, out + (d + quad * kQuad) * kHalf);
+                widen_quads<S>(quads + quad * kHalf, kHalf, out + (d + quad * kQuad) * kHalf);
             }
         }
     }
@@ -197,42 +200,27 @@ class SplitPacker {
         S::transpose16(words, reinterpret_cast<std::uint32_t*>(out));
     }
 
-    // Four dims of 16 positions.
-    static void spread(const std::uint32_t* quads, bf16* out) {
-        for (int i = 0; i < kHalf; i += S::W) {
-            S::store_exact_pairs(out + 2 * i, S::template load_bytes<0>(quads + i),
-                                 S::template load_bytes<1>(quads + i));
-            S::store_exact_pairs(out + 2 * (kHalf + i), S::template load_bytes<2>(quads + i),
-                                 S::template load_bytes<3>(quads + i));
-        }
-    }
-    static void spread(const std::uint32_t* quads, float* out) {
-        for (int i = 0; i < kHalf; i += S::W) {
-            S::store(out + i, S::template load_bytes<0>(quads + i));
-            S::store(out + kHalf + i, S::template load_bytes<1>(quads + i));
-            S::store(out + 2 * kHalf + i, S::template load_bytes<2>(quads + i));
-            S::store(out + 3 * kHalf + i, S::template load_bytes<3>(quads + i));
-        }
+    // 16 dims of two positions, from `first` on, to the rows of values of head dim `dim`.
+    static void pack_pair(const bf16* a, const bf16* b, int first, int, bf16* out) {
+        S::interleave16(a + first, b + first, out + 2 * first);
     }
 
-    static void pack_pair(const bf16* a, const bf16* b, bf16* out) { S::interleave16(a, b, out); }
-
-    static void pack_pair(const std::int8_t* a, const std::int8_t* b, bf16* out) {
-        for (int i = 0; i < kHalf; i += S::W) {
+    static void pack_pair(const std::int8_t* a, const std::int8_t* b, int first, int, bf16* out) {
+        for (int i = first; i < first + kHalf; i += S::W) {
             S::store_exact_pairs(out + 2 * i, S::load(a + i), S::load(b + i));
         }
     }
 
-    static void pack_pair(const std::int8_t* a, const std::int8_t* b, float* out) {
-        for (int i = 0; i < kHalf; i += S::W) {
+    static void pack_pair(const std::int8_t* a, const std::int8_t* b, int first, int dim, float* out) {
+        for (int i = first; i < first + kHalf; i += S::W) {
             S::store(out + i, S::load(a + i));
-            S::store(out + kHalf + i, S::load(b + i));
+            S::store(out + dim + i, S::load(b + i));
         }
     }
 
-    static void pack_pair(const float* a, const float* b, float* out) {
-        std::memcpy(out, a, kHalf * sizeof(float));
-        std::memcpy(out + kHalf, b, kHalf * sizeof(float));
+    static void pack_pair(const float* a, const float* b, int first, int dim, float* out) {
+        std::memcpy(out + first, a + first, kHalf * sizeof(float));
+        std::memcpy(out + dim + first, b + first, kHalf * sizeof(float));
     }
 
     const AttentionTask& task_;

@@ -9,6 +9,7 @@
 #include "attention_fold.h"
 #include "attention_pack.h"
 #include "attention_products.h"
+#include "attention_tiles.h"
 #include "kernel_table.h"
 
 namespace ramet {
@@ -55,7 +56,9 @@ class AttentionRange {
           scores_(carve<float>(kBlock * kSplit)),
           next_scores_(carve<float>(kBlock * kSplit)),
           fresh_(carve<float>(kBlock * dim_)),
-          packer_(task, carve<T>(kHalf * dim_)) {}
+          in_tiles_(in_tiles(task.head_dim, task.block_size)),
+          packer_(task, carve<T>(kHalf * dim_)),
+          reader_(task) {}
 
     void run() {
         scan_rows();
@@ -94,7 +97,6 @@ class AttentionRange {
         totals_ = all_totals_ + static_cast<std::size_t>(first_row) * dim_;
         max_ = all_max_ + first_row;
         sum_ = all_sum_ + first_row;
-        packer_.select_head(kv_head);
     }
 
     void finish() {
@@ -186,66 +188,104 @@ class AttentionRange {
         const int base = split * kSplit;
         const Block all = block_at(0, num_rows_, lowest_all_, highest_all_, base);
         if (all.empty()) return;
-        if (next_split_ != split) packer_.locate_next(base, all.high);
-        packer_.advance();
+        if (next_split_ != split) locate_next(own_range(base, all.high));
+        with_source([](auto& source) { source.advance(); });
         if (split + 1 < task_.last_split) {
             next_split_ = split + 1;
-            packer_.locate_next(base + kSplit, high_of(highest_all_, base + kSplit));
+            locate_next(own_range(base + kSplit, high_of(highest_all_, base + kSplit)));
         } else {
-            packer_.locate_next(task_.following);
+            locate_next(task_.following);
         }
         for (int head = task_.first_kv_head; head < task_.last_kv_head; ++head) {
             select_head(head);
-            packer_.pack_keys(all.first_group(), all.last_group(), keys_);
-            packer_.pack_values(all.first_group(), all.last_group(), values_);
+            read(all);
             widen(all);
             run_blocks(split);
         }
     }
 
+    CacheRange own_range(int base, int count) const {
+        return {task_.block_table, base, base + count, task_.first_kv_head, task_.last_kv_head};
+    }
+
+    void locate_next(const CacheRange& range) {
+        with_source([&](auto& source) { source.locate_next(range); });
+    }
+
+    template <class F>
+    void with_source(const F& f) {
+        if (in_tiles_) return f(reader_);
+        f(packer_);
+    }
+
+    // Keys and values of the selected head that any row sees.
+    void read(const Block& all) {
+        const int first = 2 * all.first_group(), last = 2 * all.last_group();
+        with_source([&](auto& source) {
+            source.read(kv_head_, first, last, P::kJoinsValues, keys_, values_, &tiles_);
+        });
+    }
+
     void widen(const Block& all) {
         if constexpr (kMayWiden) {
             if (!P::template widens<T>(num_rows_)) return;
-            const int first = all.first_group() * 2 * num_groups_;
-            const int count = all.last_group() * 2 * num_groups_ - first;
-            P::widen(keys_ + first * kSquare, count, wide_keys_ + first * kSquare);
-            P::widen(values_ + first * kSquare, count, wide_values_ + first * kSquare);
+            for (int i = 2 * all.first_group(); i < tiles_.end; ++i) {
+                A* keys = wide_keys_ + i * kHalf * dim_;
+                A* values = wide_values_ + i * kHalf * dim_;
+                widen_rows<S>(tiles_.keys[i], ahead(tiles_.keys, tiles_.keys_ahead)[i], dim_ / 2, kHalf, keys);
+                widen_rows<S>(tiles_.values[i], ahead(tiles_.values, tiles_.values_ahead)[i], kHalf / 2, dim_,
+                              values);
+                wide_.keys[i] = keys;
+                wide_.values[i] = values;
+            }
+            if (tiles_.end % 2) wide_.keys[tiles_.end] = wide_.keys[tiles_.end - 1];
         }
+    }
+
+    const T* const* ahead(const T* const* tiles, const T* const* tiles_ahead) const {
+        return tiles_.fetches ? tiles_ahead : tiles;
     }
 
     // f(keys, values), in the form that the products take for so many rows.
     template <class F>
-    void with_panels(const F& f) const {
+    void with_panels(bool fetch, const F& f) const {
         if constexpr (kMayWiden) {
-            if (P::template widens<T>(num_rows_)) return f(wide_keys_, wide_values_);
+            if (P::template widens<T>(num_rows_)) {
+                return f(Tiles<A>{wide_.keys, nullptr}, Tiles<A>{wide_.values, nullptr});
+            }
         }
-        f(keys_, values_);
+        fetch = fetch && tiles_.fetches;
+        f(Tiles<T>{tiles_.keys, fetch ? tiles_.keys_ahead : nullptr},
+          Tiles<T>{tiles_.values, fetch ? tiles_.values_ahead : nullptr});
     }
 
-    // The scores of the next block are computed while the vectors work on one block's.
+    // The scores of the next block are computed while the vectors work on one block's. The first block's
+    // products fetch what is read next.
     void run_blocks(int split) {
         const int base = split * kSplit;
         Block block = block_from(0, base);
-        score(block, block.first_group(), block.last_group(), scores_);
+        bool fetch = true;
+        score(block, block.first_group(), block.last_group(), fetch, scores_);
         while (!block.empty()) {
             const Block next = block_from(block.first_row + kBlock, base);
             alignas(64) float max[kBlock] = {}, sum[kBlock] = {};
             weigh(block, next, base, max, sum);
-            with_panels([&](auto*, auto* values) {
-                P::values(weights(), values, block.first_group(), block.last_group(), block.count,
-                          dim_, fresh_);
+            with_panels(fetch, [&](const auto&, const auto& values) {
+                P::values(weights(), values, 2 * block.first_group(),
+                          smaller(2 * block.last_group(), tiles_.end), block.count, dim_, fresh_);
             });
+            fetch = false;
             fold(split, block, max, sum);
             std::swap(scores_, next_scores_);
             block = next;
         }
     }
 
-    void score(const Block& block, int first_group, int last_group, float* scores) const {
+    void score(const Block& block, int first_group, int last_group, bool fetch, float* scores) const {
         const int first = larger(first_group, block.first_group());
         const int last = smaller(last_group, block.last_group());
         if (first >= last) return;
-        with_panels([&](auto* keys, auto*) {
+        with_panels(fetch, [&](const auto& keys, const auto&) {
             P::scores(queries_ + block.first_row * dim_, keys, num_groups_, block.count, 2 * first,
                       2 * last, scores);
         });
@@ -267,17 +307,17 @@ class AttentionRange {
         constexpr int kNumGroups = kSplit / kGroup, kRowsPerGroup = kBlock / kNumGroups;
         for (int r = 0; r < block.count; ++r) {
             if (r % kRowsPerGroup == 0) {
-                score(next, r / kRowsPerGroup, r / kRowsPerGroup + 1, next_scores_);
+                score(next, r / kRowsPerGroup, r / kRowsPerGroup + 1, false, next_scores_);
             }
             weigh_row(block, r, base, begin, end, max + r, sum + r);
         }
-        score(next, ceil_div(block.count, kRowsPerGroup), kNumGroups, next_scores_);
+        score(next, ceil_div(block.count, kRowsPerGroup), kNumGroups, false, next_scores_);
     }
 
     void weigh_row(const Block& block, int r, int base, int begin, int end, float* max, float* sum) {
         using Softmax = RowSoftmax<S, T>;
         float* scores = scores_ + r * kSplit;
-        if constexpr (kInt8) Softmax::multiply(scores, begin, end, packer_.key_scales());
+        if constexpr (kInt8) Softmax::multiply(scores, begin, end, tiles_.key_scales);
         float factor = task_.scale * kLog2E;
         if (!plain_scores_) {
             Softmax::transform(scores, begin, end, task_.scale, task_.softcap);
@@ -289,7 +329,7 @@ class AttentionRange {
         }
         *max = Softmax::maximum(scores, begin, end) * factor;
         *sum = Softmax::template exponentials<kInt8>(scores, begin, end, factor, *max,
-                                                     packer_.value_scales(), weights() + r * kSplit);
+                                                     tiles_.value_scales, weights() + r * kSplit);
     }
 
     void fold(int split, const Block& block, const float* max, const float* sum) {
@@ -334,8 +374,13 @@ class AttentionRange {
     float* scores_;
     float* next_scores_;
     float* fresh_;
+    const bool in_tiles_;
+    // One of them reads the cache.
     SplitPacker<S, C, T> packer_;
-    int next_split_ = -1;      // the packer has looked it up
+    TileReader<S, C, T> reader_;
+    SplitTiles<T> tiles_;
+    SplitTiles<A> wide_;
+    int next_split_ = -1;      // looked up
     // The selected head.
     int kv_head_ = 0;
     A* queries_ = nullptr;

@@ -32,7 +32,7 @@ struct AttentionTask {
     DType q_dtype, kv_dtype;
     const void* q;  // [num_tokens, num_heads, head_dim]
     std::int64_t q_token_stride, q_head_stride;
-    const void* k_cache;  // [num_slots, num_kv_heads, row_size]; see int8_row.h
+    const void* k_cache;  // [num_slots, num_kv_heads, row_size], or as large in tiles; see kv_tiles.h
     const void* v_cache;
     int num_heads, num_kv_heads, head_dim, block_size;
     float scale;

@@ -206,7 +206,7 @@ void attention(OpSink& sink, const AttentionPlan& plan, int q_dtype, Address q, 
 HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Stride head_stride,
                    int num_heads, int head_dim, int rotary_dim, Address positions,
                    std::int64_t max_positions, Address cos_sin, Address slots,
-                   std::int64_t num_slots, Address out) {
+                   std::int64_t num_slots, int part, int block_size, Address out) {
     if (static_cast<DType>(out_dtype) == DType::i8 && head_dim > kMaxInt8HeadDim) {
         throw std::invalid_argument("a cache of int8 takes heads of at most " +
                                     std::to_string(kMaxInt8HeadDim) + ", not " +
@@ -225,6 +225,8 @@ HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Str
             at<const float>(cos_sin),
             at<const std::int64_t>(slots),
             num_slots,
+            static_cast<CachePart>(part),
+            block_size,
             at(out)};
 }
 

@@ -97,6 +97,9 @@ struct ElementwiseRange {
 
     template <class T, class U>
     static void heads_typed(const HeadsJob& job, int first_token, int last_token) {
+        if (job.part != CachePart::none && in_tiles(job.head_dim, job.block_size)) {
+            return heads_to_tiles<T, U>(job, first_token, last_token);
+        }
         const int size = row_size(static_cast<const U*>(job.out), job.head_dim);
         for (int token = first_token; token < last_token; ++token) {
             const T* x = static_cast<const T*>(job.x) + token * job.token_stride;
@@ -106,6 +109,28 @@ struct ElementwiseRange {
                 place(job, token, x, out);
                 x += job.head_stride;
                 out += size;
+            }
+        }
+    }
+
+    template <class T, class U>
+    static void heads_to_tiles(const HeadsJob& job, int first_token, int last_token) {
+        const TileLayout<U> layout(job.num_heads, job.head_dim, job.block_size);
+        alignas(64) U row[kMaxInt8HeadDim + kScaleBytes];
+        for (int token = first_token; token < last_token; ++token) {
+            const T* x = static_cast<const T*>(job.x) + token * job.token_stride;
+            const std::int64_t block = job.slots[token] / job.block_size;
+            const auto position = static_cast<int>(job.slots[token] % job.block_size);
+            U* tile = static_cast<U*>(job.out) + layout.offset(block, position / kHalf);
+            for (int head = 0; head < job.num_heads; ++head) {
+                place(job, token, x, row);
+                if (job.part == CachePart::keys) {
+                    put_key(row, layout.row_size, position % kHalf, tile);
+                } else {
+                    put_value(row, job.head_dim, position % kHalf, tile);
+                }
+                x += job.head_stride;
+                tile += layout.head_size();
             }
         }
     }

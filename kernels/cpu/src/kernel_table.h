@@ -3,7 +3,7 @@
 // A job describes a whole op; drivers (linear.cpp, elementwise.cpp, attention.cpp) cut it into ranges.
 #pragma once
 
-#include "common.h"
+#include "kv_tiles.h"
 
 namespace ramet {
 
@@ -76,7 +76,10 @@ struct HeadsJob {
     const float* cos_sin;  // [max_positions, rotary_dim]
     const std::int64_t* slots;
     std::int64_t num_slots;  // rows of out, where there are slots
-    void* out;  // rows of [num_heads, row_size], contiguous; see int8_row.h
+    // Of a cache whose blocks have so many slots; maybe in tiles.
+    CachePart part;
+    int block_size;
+    void* out;  // rows of [num_heads, row_size], contiguous, or a cache; see int8_row.h and kv_tiles.h
 };
 
 // Tokens whose weights make one sum of a draw.

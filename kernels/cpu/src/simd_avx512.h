@@ -84,6 +84,15 @@ struct Avx512Simd {
     }
     static Reg scale_by_floor(Reg a, Reg x) { return _mm512_scalef_ps(a, x); }
 
+    // The first of 16 pairs, and the second.
+    static Reg load_first(const bf16* pairs) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));
+    }
+    static Reg load_second(const bf16* pairs) {
+        const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), mask));
+    }
+
 #if defined(__AVX512BF16__)
     static constexpr bool kMultipliesPairs = true;
     using Pairs = Words;
@@ -101,14 +110,7 @@ struct Avx512Simd {
     struct Pairs {
         __m512 low, high;
     };
-    static Reg load_first(const bf16* pairs) { return load_pairs(pairs).low; }
-    static Reg load_second(const bf16* pairs) { return load_pairs(pairs).high; }
-    static Pairs load_pairs(const bf16* p) {
-        const Words pairs = _mm512_loadu_si512(p);
-        const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-                _mm512_castsi512_ps(_mm512_and_si512(pairs, mask))};
-    }
+    static Pairs load_pairs(const bf16* p) { return {load_first(p), load_second(p)}; }
 #endif
 
     // Four rounds, each exchanging halves at half the distance of the one before.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.cpu.kv_tiles import to_tiles
 from ramet.kernels.cpu.plan import CpuPlan
 from ramet.kernels.kv_rows import from_rows, to_rows
 from ramet.kernels.ops import AttentionShape
@@ -31,7 +32,10 @@ def cache_dtype(request: pytest.FixtureRequest) -> torch.dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Sequences in a paged cache of shuffled blocks, with the queries of their last positions."""
+    """Sequences in a paged cache of shuffled blocks, with the queries of their last positions.
+
+    The caches are rows; the native kernels get them as they keep them.
+    """
 
     shape: AttentionShape
     num_queries: tuple[int, ...]
@@ -76,10 +80,13 @@ class Step:
             block_tables=self.block_tables,
         )
         window, softcap = options.get("window"), options.get("softcap")
+        k_cache, v_cache = self.k_cache, self.v_cache
+        if isinstance(kernels, CpuKernels):
+            k_cache, v_cache = to_tiles(k_cache, "keys"), to_tiles(v_cache, "values")
         return kernels.attention(
             self.q,
-            self.k_cache,
-            self.v_cache,
+            k_cache,
+            v_cache,
             plan,
             scale=self.shape.head_dim**-0.5,
             window=None if window is None else int(window),

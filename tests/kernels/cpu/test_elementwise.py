@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ramet.kernels.cpu.kernels import CpuKernels
+from ramet.kernels.cpu.kv_tiles import to_tiles
 from ramet.kernels.kv_rows import row_size, to_rows
 from ramet.kernels.reference import ReferenceKernels
 
@@ -114,6 +115,7 @@ CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=["f32kv", "bf16kv", "i8kv"])
+@pytest.mark.parametrize("block_size", [5, 16, 32])
 @pytest.mark.parametrize("head_dim", [4, 24, 64, 100])
 def test_stored_keys_and_values_lie_in_their_slots(
     kernels: CpuKernels,
@@ -122,27 +124,36 @@ def test_stored_keys_and_values_lie_in_their_slots(
     generator: torch.Generator,
     cache_dtype: torch.dtype,
     head_dim: int,
+    block_size: int,
 ) -> None:
     qkv = randn(generator, dtype, 17, 8, head_dim)
     _, k, v = torch.split(qkv, [4, 2, 2], dim=1)
     k[3], v[5] = 0.0, 1e-33
     slots = torch.randperm(40, generator=generator)[:17]
-    caches = torch.zeros(2, 8, 5, 2, row_size(head_dim, cache_dtype), dtype=cache_dtype)
-    expected = caches.clone()
-    kernels.store_kv(k, v, caches[0], caches[1], slots)
-    reference.store_kv(k, v, expected[0], expected[1], slots)
-    assert torch.equal(caches, expected)
+    shape = (2, -(-40 // block_size), block_size, 2, row_size(head_dim, cache_dtype))
+    rows = torch.randint(-9, 9, shape, generator=generator).to(cache_dtype)
+    k_cache, v_cache = to_tiles(rows[0], "keys"), to_tiles(rows[1], "values")
+    kernels.store_kv(k, v, k_cache, v_cache, slots)
+    reference.store_kv(k, v, rows[0], rows[1], slots)
+    assert torch.equal(k_cache, to_tiles(rows[0], "keys"))
+    assert torch.equal(v_cache, to_tiles(rows[1], "values"))
 
 
+@pytest.mark.parametrize(("block_size", "head_dim"), [(5, 24), (16, 32)])
 def test_rotation_and_storing_in_one_pass_have_the_same_bits(
-    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+    kernels: CpuKernels,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    block_size: int,
+    head_dim: int,
 ) -> None:
-    q, k, v = torch.split(randn(generator, dtype, 17, 8, 24), [4, 2, 2], dim=1)
+    q, k, v = torch.split(randn(generator, dtype, 17, 8, head_dim), [4, 2, 2], dim=1)
     slots = torch.randperm(40, generator=generator)[:17]
     positions = torch.randint(100, (17,), generator=generator)
     cos_sin = torch.randn(100, 16, generator=generator)
     for cache_dtype in CACHE_DTYPES:
-        fused = torch.zeros(2, 8, 5, 2, row_size(24, cache_dtype), dtype=cache_dtype)
+        width = row_size(head_dim, cache_dtype)
+        fused = torch.zeros(2, 8, block_size, 2, width, dtype=cache_dtype)
         apart = fused.clone()
         out = kernels.rotary_store_kv(q, k, v, positions, cos_sin, fused[0], fused[1], slots)
         rotated_q, rotated_k = kernels.rotary_embedding(q, k, positions, cos_sin)
