@@ -10,27 +10,61 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from ..config import EngineConfig
 from ..errors import EngineDead
 from .background import in_background
 from .messages import FromEngine, ToEngine
 from .spawn import end, spawn
+from .wire import Unpacker, pack
 from .worker import WorkerOptions, write_options
 
 # A unix socket's path is limited to 107 bytes on Linux and 103 on macOS.
 _MAX_SOCKET_PATH = 100
-# The kernel may still hold what a process sent just before it died.
-_LAST_WORDS_MS = 20
+
+
+class _Connection(asyncio.Protocol):
+    """The near end of a worker's socket, once it has connected.
+
+    Attributes:
+        transport: None before that.
+        ended: done when nothing will arrive any more; fails with what `take` raised, which ends it too.
+    """
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._unpacker = Unpacker()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._unpacker.feed(data):
+                if not self.ended.done():
+                    self._take(frame)
+        except Exception as error:
+            self.ended.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abort(self) -> None:
+        """Take nothing more, whether the worker has connected or not."""
+        if self.transport is not None:
+            self.transport.abort()
+        self.connection_lost(None)
 
 
 class Worker:
@@ -40,18 +74,16 @@ class Worker:
     """
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        context: zmq.asyncio.Context,
-        socket: zmq.asyncio.Socket,
-        folder: Path,
+        self, process: subprocess.Popen[bytes], listener: socket.socket, folder: Path
     ) -> None:
         self._process = process
-        self._context = context
-        self._socket = socket
+        self._listener = listener
         self._folder = folder
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._handle: Callable[[FromEngine], None] | None = None
+        self._connection = _Connection(self._take)
+        self._accepting = asyncio.create_task(self._accept())
         self._exit_code = in_background(process.wait, "engine-exit")
 
     @classmethod
@@ -78,16 +110,15 @@ class Worker:
 
         Raises:
             EngineDead: the process has ended already.
-            OSError, zmq.ZMQError: the system refuses what this needs.
+            OSError: the system refuses what this needs.
         """
         folder = _private_folder()
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.PAIR)
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            socket.set_hwm(0)
-            socket.linger = 0
             path = folder / "engine"
-            socket.bind(f"ipc://{path}")
+            listener.setblocking(False)
+            listener.bind(str(path))
+            listener.listen(1)
             options = WorkerOptions(
                 config=config,
                 cache_dir=str(cache_dir),
@@ -103,11 +134,11 @@ class Worker:
         except BaseException as error:
             if process is not None:
                 end(process)
-            _remove(context, folder)
+            _remove(listener, folder)
             if process is not None and isinstance(error, BrokenPipeError):
                 raise EngineDead(f"The engine process {describe_exit(process.wait())}.") from None
             raise
-        return cls(process, context, socket, folder)
+        return cls(process, listener, folder)
 
     @property
     def pid(self) -> int:
@@ -131,24 +162,31 @@ class Worker:
         """Send messages that arrive together.
 
         Raises:
-            zmq.Again: the process is gone.
+            EngineDead: the process is gone, or not there yet.
         """
-        # With NOBLOCK the future is done when it is returned.
-        sending = self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
-        cast(asyncio.Future[None], sending).result()
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            raise EngineDead("The engine process has just ended.")
+        transport.write(pack(frames))
 
-    async def receive(self) -> FromEngine:
-        """The next message; waits forever on a process that is gone.
+    def read(self, handle: Callable[[FromEngine], None]) -> asyncio.Future[None]:
+        """Call `handle` with every message from now on. To be called at once, and once.
 
-        Raises:
-            msgspec.DecodeError: the process sent something else.
+        Returns:
+            Done when no message will come, as all of a process that has ended have come. It fails with
+            what `handle` raised, or with msgspec.DecodeError where the process sent something else.
         """
-        return self._decoder.decode(await self._socket.recv())
+        self._handle = handle
+        return self._connection.ended
 
-    async def last_words(self) -> AsyncIterator[FromEngine]:
-        """What the process sent before it died and nobody received yet."""
-        while await self._socket.poll(_LAST_WORDS_MS):
-            yield await self.receive()
+    def _take(self, frame: bytes) -> None:
+        assert self._handle is not None
+        self._handle(self._decoder.decode(frame))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        connection, _ = await loop.sock_accept(self._listener)
+        await loop.connect_accepted_socket(lambda: self._connection, connection)
 
     async def wait(self) -> int:
         """Wait until the process ends; returns its exit code, negative for the signal that killed it."""
@@ -159,7 +197,9 @@ class Worker:
         self._process.kill()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        _remove(self._context, self._folder)
+        self._accepting.cancel()
+        self._connection.abort()
+        _remove(self._listener, self._folder)
 
 
 def describe_exit(code: int) -> str:
@@ -183,6 +223,6 @@ def _private_folder() -> Path:
     return folder
 
 
-def _remove(context: zmq.asyncio.Context, folder: Path) -> None:
-    context.destroy(linger=0)
+def _remove(listener: socket.socket, folder: Path) -> None:
+    listener.close()
     shutil.rmtree(folder, ignore_errors=True)

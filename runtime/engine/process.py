@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import zmq
 
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDead, InvalidRequest, QueueFull, RametError
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 # A step in progress is finished first; one that takes longer is not worth waiting for at shutdown.
 _STOP_GRACE_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,10 +255,7 @@ class EngineProcess:
             frames = [worker.encode(message) for message in messages]
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"The request cannot be sent to the engine: {error}.") from error
-        try:
-            worker.send(frames)
-        except zmq.Again:
-            raise EngineDead("The engine process has just ended.") from None
+        worker.send(frames)
 
     def _abort(self, request_ids: list[str]) -> None:
         live = [request_id for request_id in request_ids if request_id in self._streams]
@@ -323,40 +321,21 @@ class EngineProcess:
             )
         except EngineDead as error:
             return error
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             return EngineDead(f"The engine process could not be started: {error}.")
         self._worker = worker
-        reader = asyncio.create_task(self._read(worker, started))
+        reader = worker.read(lambda message: self._handle(message, started))
         exited = asyncio.create_task(worker.wait())
         try:
-            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():
-                return reader.result()
-            reader.cancel()
-            await asyncio.wait({reader})
-            failure = None if reader.cancelled() else reader.result()
-            async for message in worker.last_words():
-                failure = self._handle(message, started) or failure
-            return failure or EngineDead(f"The engine process {describe_exit(exited.result())}.")
+            return await _end_of(reader, exited)
         finally:
             # Nothing is awaited before `close`, so that even a second cancellation leaves no process.
             self._worker = None
-            reader.cancel()
             worker.close()
-            await asyncio.wait({reader, exited})
+            await asyncio.wait({exited})
 
-    async def _read(self, worker: Worker, started: asyncio.Future[EngineInfo]) -> RametError:
-        failure = None
-        while failure is None:
-            try:
-                failure = self._handle(await worker.receive(), started)
-            except msgspec.DecodeError as error:
-                failure = EngineDead(f"The engine process sent a broken message: {error}.")
-        return failure
-
-    def _handle(
-        self, message: FromEngine, started: asyncio.Future[EngineInfo]
-    ) -> RametError | None:
+    def _handle(self, message: FromEngine, started: asyncio.Future[EngineInfo]) -> None:
+        """Take in a message; raises ConfigError if it says that the engine could not start."""
         match message:
             case StepOutputs():
                 self._stats = message.stats
@@ -365,15 +344,14 @@ class EngineProcess:
             case EngineInfo():
                 self._info = message
                 if self._status is EngineStatus.STOPPED:
-                    return None
+                    return
                 self._status = EngineStatus.READY
                 if started.done():
                     logger.info("The engine is ready again.")
                 else:
                     started.set_result(message)
             case StartFailed():
-                return ConfigError(message.message, param=message.param, hint=message.hint)
-        return None
+                raise ConfigError(message.message, param=message.param, hint=message.hint)
 
     def _route(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -385,3 +363,21 @@ class EngineProcess:
     def _take_streams(self) -> list[tuple[str, RequestStream]]:
         streams, self._streams = self._streams, {}
         return [(key, stream) for key, stream in streams.items() if stream is not None]
+
+
+async def _end_of(reader: asyncio.Future[None], exited: asyncio.Future[int]) -> RametError:
+    """Wait until a process has ended, or said what ends it; returns why."""
+    pending: set[asyncio.Future[Any]] = {reader, exited}
+    await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    if not exited.done() and reader.exception() is None:
+        await asyncio.wait({exited})
+    # The kernel may still hold what a process sent just before it died.
+    await asyncio.wait({reader}, timeout=_LAST_WORDS_SECONDS)
+    failure = reader.exception() if reader.done() else None
+    if isinstance(failure, RametError):
+        return failure
+    if isinstance(failure, msgspec.DecodeError):
+        return EngineDead(f"The engine process sent a broken message: {failure}.")
+    if failure is not None:
+        raise failure
+    return EngineDead(f"The engine process {describe_exit(exited.result())}.")

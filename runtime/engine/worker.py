@@ -19,9 +19,10 @@ import os
 import select
 import shutil
 import signal
-import struct
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -29,7 +30,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
-import zmq
 
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelNotFound, RequestError
@@ -37,15 +37,16 @@ from ..request import FinishReason, RequestOutput
 from .heap import growing, settle
 from .logs import configure_logging
 from .loop import Core, EngineLoop
-from .messages import EngineStats, FromEngine, StartFailed, StepOutputs, ToEngine
+from .messages import EngineStats, FromEngine, Shutdown, StartFailed, StepOutputs, ToEngine
+from .wire import LENGTH, Unpacker, pack
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct("!I")
 _PARENT_POLL_SECONDS = 1.0
 _STDIN_POLL_SECONDS = 0.05
 # Long enough for the last message to leave, short enough not to outlive a parent that stopped reading.
-_LINGER_MS = 2000
+_LINGER_SECONDS = 2.0
+_RECEIVE_SIZE = 1 << 18
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 def write_options(options: WorkerOptions) -> bytes:
     """The options as the bytes that `read_options` reads."""
     body = msgspec.msgpack.encode(options)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def read_options(stream: BinaryIO) -> WorkerOptions:
@@ -81,7 +82,7 @@ def read_options(stream: BinaryIO) -> WorkerOptions:
         EOFError: the stream ended first.
         msgspec.ValidationError: it holds something else.
     """
-    (length,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
+    (length,) = LENGTH.unpack(_read_exactly(stream, LENGTH.size))
     return msgspec.msgpack.decode(_read_exactly(stream, length), type=WorkerOptions)
 
 
@@ -96,35 +97,69 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
 
 
 class SocketChannel:
-    """The loop's channel over a connected zmq socket without a high-water mark.
+    """The loop's channel over a connected unix socket, a stream.
 
     Sends never wait: what the parent has not read yet is queued in memory, which the bound on live
-    requests and their `max_tokens` bounds too.
+    requests and their `max_tokens` bounds too. A parent that closes its end is a Shutdown.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._unpacker = Unpacker()
+        self._unsent = bytearray()
         self._stats = EngineStats()
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[ToEngine]:
-        """Everything that arrived; with `block`, wait until there is something, or for `timeout` seconds."""
-        if block:
-            self._socket.poll(None if timeout is None else math.ceil(1000 * timeout))
+        """Everything that arrived; with `block`, wait until there is something, or for `timeout` seconds.
+
+        It may return early, with nothing.
+        """
+        if block or self._unsent:
+            self._wait(timeout if block else 0.0)
         messages: list[ToEngine] = []
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+                piece = self._socket.recv(_RECEIVE_SIZE)
+            except BlockingIOError:
                 return messages
-            messages += [message for frame in frames for message in self._decode(frame)]
+            except ConnectionError:
+                piece = b""
+            if not piece:
+                return [*messages, Shutdown()]
+            messages += [m for frame in self._unpacker.feed(piece) for m in self._decode(frame)]
 
     def send(self, message: FromEngine) -> None:
         """Queue a message."""
         if isinstance(message, StepOutputs):
             self._stats = message.stats
-        self._socket.send(self._encoder.encode(message))
+        self._unsent += pack([self._encoder.encode(message)])
+        self._flush()
+
+    def close(self) -> None:
+        """Give what is queued a little time to leave, then close the socket."""
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while self._unsent and time.monotonic() < deadline:
+            self._wait(deadline - time.monotonic())
+        self._socket.close()
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until something can be read, or written of what is queued; writes it."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        ready = poll.poll(None if timeout is None else math.ceil(1000 * timeout))
+        if any(event & ~select.POLLIN for _, event in ready):
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._unsent.clear()  # Nobody will read it any more.
 
     def _decode(self, frame: bytes) -> list[ToEngine]:
         try:
@@ -218,11 +253,18 @@ def main(module: str) -> int:
             return 1  # The parent is gone, or has found that nothing is to be loaded.
     configure_logging(options.log_level)
     end_with_parent(options.parent_pid, Path(options.socket_path).parent)
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.set_hwm(0)
-        socket.linger = _LINGER_MS
-        socket.connect(f"ipc://{options.socket_path}")
-        return run(options, SocketChannel(socket))
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(options.socket_path)
+            channel = SocketChannel(connection)
+            code = run(options, channel)
+            channel.close()
+            return code
+    except (ConnectionError, FileNotFoundError):
+        return 1  # The parent is gone.
+    finally:
+        # The parent does it too, if it still can.
+        shutil.rmtree(Path(options.socket_path).parent, ignore_errors=True)
 
 
 def run(options: WorkerOptions, channel: SocketChannel) -> int:

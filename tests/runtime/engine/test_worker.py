@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
 from ramet.runtime.engine.messages import (
@@ -23,6 +24,7 @@ from ramet.runtime.engine.messages import (
     StartFailed,
     StepOutputs,
 )
+from ramet.runtime.engine.wire import Unpacker, pack
 from ramet.runtime.engine.worker import (
     SocketChannel,
     WorkerOptions,
@@ -33,17 +35,32 @@ from ramet.runtime.engine.worker import (
 from ramet.runtime.request import FinishReason
 
 
+class FarEnd:
+    """What the channel is connected to, as the parent has it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(5)
+        self.connection = connection
+        self._unpacker = Unpacker()
+        self._frames: list[bytes] = []
+
+    def send(self, *frames: bytes) -> None:
+        self.connection.sendall(pack(frames))
+
+    def recv(self) -> bytes:
+        while not self._frames:
+            piece = self.connection.recv(1 << 16)
+            assert piece, "the channel was closed"
+            self._frames += self._unpacker.feed(piece)
+        return self._frames.pop(0)
+
+
 @pytest.fixture
-def ends() -> Iterator[tuple[SocketChannel, zmq.Socket[bytes]]]:
+def ends() -> Iterator[tuple[SocketChannel, FarEnd]]:
     """A channel, and the socket at its other end."""
-    with zmq.Context() as context:
-        with context.socket(zmq.PAIR) as far, context.socket(zmq.PAIR) as near:
-            for socket in (far, near):
-                socket.linger = 0
-                socket.rcvtimeo = 5000
-            far.bind("inproc://engine")
-            near.connect("inproc://engine")
-            yield SocketChannel(near), far
+    near, far = socket.socketpair()
+    with near, far:
+        yield SocketChannel(near), FarEnd(far)
 
 
 def options(model: str, tmp_path: Path) -> WorkerOptions:
@@ -61,8 +78,8 @@ def options(model: str, tmp_path: Path) -> WorkerOptions:
     )
 
 
-def received(socket: zmq.Socket[bytes]) -> FromEngine:
-    return msgspec.msgpack.decode(socket.recv(), type=FromEngine)
+def received(far: FarEnd) -> FromEngine:
+    return msgspec.msgpack.decode(far.recv(), type=FromEngine)
 
 
 def test_options_arrive_as_they_were_sent_and_nothing_behind_them_is_read(tmp_path: Path) -> None:
@@ -79,7 +96,7 @@ def test_options_that_are_cut_short_raise(tmp_path: Path, length: int) -> None:
 
 
 def test_every_kind_of_message_arrives_in_order(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]], make_request: Any
+    ends: tuple[SocketChannel, FarEnd], make_request: Any
 ) -> None:
     channel, far = ends
     sent = [
@@ -88,7 +105,7 @@ def test_every_kind_of_message_arrives_in_order(
         ResetPrefixCache(),
         Shutdown(),
     ]
-    far.send_multipart([msgspec.msgpack.encode(message) for message in sent])
+    far.send(*(msgspec.msgpack.encode(message) for message in sent))
     assert channel.receive(block=True) == sent
     assert channel.receive(block=False) == []
     assert channel.receive(block=True, timeout=0.001) == []
@@ -98,7 +115,7 @@ def test_every_kind_of_message_arrives_in_order(
     "change", [{"max_tokens": 1.5}, {"temperature": 9.0}, {"top_k": "many"}, {"stop": [""]}]
 )
 def test_a_request_that_breaks_the_types_is_refused_alone(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]], make_request: Any, change: dict[str, Any]
+    ends: tuple[SocketChannel, FarEnd], make_request: Any, change: dict[str, Any]
 ) -> None:
     channel, far = ends
     good = make_request()
@@ -106,7 +123,7 @@ def test_a_request_that_breaks_the_types_is_refused_alone(
     bad["params"] |= change
     channel.send(StepOutputs(outputs=[], stats=EngineStats(steps=4)))
     far.recv()
-    far.send_multipart([msgspec.msgpack.encode(bad), msgspec.msgpack.encode(good)])
+    far.send(msgspec.msgpack.encode(bad), msgspec.msgpack.encode(good))
     assert channel.receive(block=True) == [good]
     reply = received(far)
     assert isinstance(reply, StepOutputs)
@@ -117,10 +134,10 @@ def test_a_request_that_breaks_the_types_is_refused_alone(
 
 
 def test_bytes_that_are_no_message_are_dropped(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]], caplog: pytest.LogCaptureFixture
+    ends: tuple[SocketChannel, FarEnd], caplog: pytest.LogCaptureFixture
 ) -> None:
     channel, far = ends
-    far.send_multipart([b"\xc1\xff", msgspec.msgpack.encode([1, 2]), b""])
+    far.send(b"\xc1\xff", msgspec.msgpack.encode([1, 2]), b"")
     far.send(msgspec.msgpack.encode(Shutdown()))
     messages: list[Any] = []
     while not messages:
@@ -129,8 +146,55 @@ def test_bytes_that_are_no_message_are_dropped(
     assert (caplog.text.count("Refused"), caplog.text.count("Dropped")) == (1, 2)
 
 
+def test_requests_that_were_sent_together_are_received_together(
+    ends: tuple[SocketChannel, FarEnd], make_request: Any
+) -> None:
+    channel, far = ends
+    sent = [make_request(list(range(50_000))) for _ in range(2)]
+    batch = pack([msgspec.msgpack.encode(request) for request in sent])
+    for start in range(0, len(batch) - 1, 100_000):
+        far.connection.sendall(batch[start : min(start + 100_000, len(batch) - 1)])
+        assert channel.receive(block=False) == []
+    far.connection.sendall(batch[-1:])
+    assert channel.receive(block=True) == sent
+
+
+def test_what_a_slow_parent_has_not_read_waits_and_arrives_in_order(
+    ends: tuple[SocketChannel, FarEnd],
+) -> None:
+    channel, far = ends
+    sent = [StartFailed(message=str(i) * 100_000) for i in range(10)]
+    for message in sent:
+        channel.send(message)
+    for message in sent:
+        assert channel.receive(block=False) == []
+        assert received(far) == message
+
+
+def test_what_waits_leaves_before_the_channel_is_closed(
+    ends: tuple[SocketChannel, FarEnd],
+) -> None:
+    channel, far = ends
+    sent = [StartFailed(message=str(i) * 100_000) for i in range(10)]
+    for message in sent:
+        channel.send(message)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(channel.close)
+        assert [received(far) for _ in sent] == sent
+        closing.result()
+
+
+def test_a_parent_that_closes_its_end_is_a_shutdown(ends: tuple[SocketChannel, FarEnd]) -> None:
+    channel, far = ends
+    far.send(msgspec.msgpack.encode(ResetPrefixCache()))
+    far.connection.close()
+    assert channel.receive(block=True) == [ResetPrefixCache(), Shutdown()]
+    channel.send(StartFailed(message="to nobody"))
+    assert channel.receive(block=True) == [Shutdown()]
+
+
 def test_a_core_answers_with_its_info_and_runs_until_shutdown(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]],
+    ends: tuple[SocketChannel, FarEnd],
     fake_core: Any,
     make_request: Any,
     tmp_path: Path,
@@ -146,7 +210,7 @@ def test_a_core_answers_with_its_info_and_runs_until_shutdown(
 
 
 def test_a_configuration_that_cannot_work_is_reported_in_parts(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]], fake_core: Any, tmp_path: Path
+    ends: tuple[SocketChannel, FarEnd], fake_core: Any, tmp_path: Path
 ) -> None:
     channel, far = ends
     assert run(options("refused", tmp_path), channel) == 1
@@ -155,7 +219,7 @@ def test_a_configuration_that_cannot_work_is_reported_in_parts(
 
 
 def test_a_core_that_cannot_load_ends_the_worker_with_a_traceback(
-    ends: tuple[SocketChannel, zmq.Socket[bytes]],
+    ends: tuple[SocketChannel, FarEnd],
     fake_core: Any,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
