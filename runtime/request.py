@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -194,8 +195,7 @@ def _check_range(
         raise InvalidRequest(f"{name} must be {bounds}, not {value}.", param=param or name)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of one token, and of the likeliest ones at its position.
 
     Natural logarithms of the model's own distribution, before temperature, penalties and cuts.
@@ -215,8 +215,7 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What one step added to a request. Deltas: joined in order they are the whole answer.
 
     Attributes:

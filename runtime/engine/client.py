@@ -33,6 +33,10 @@ class OutputStream(Protocol):
             EngineDead: the engine process ended before they did.
         """
 
+    @property
+    def arrived(self) -> float:
+        """When the output that was yielded last had come, on `time.perf_counter`'s clock."""
+
     def abort(self) -> None:
         """Abort what has not finished; call it always when leaving early. Safe to call twice."""
 
@@ -56,8 +60,13 @@ class EngineClient(Protocol):
     def num_live(self) -> int:
         """Requests submitted and not finished yet."""
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream:
+    def submit(
+        self, requests: Sequence[GenerateRequest], *, is_patient: bool = False
+    ) -> OutputStream:
         """Hand requests to the engine, all or none.
+
+        With `is_patient` the stream may hold outputs back until a request has finished, which spares
+        a wake-up for each.
 
         Raises:
             QueueFull: more than max_num_seqs + max_queue_len requests would be live.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from ..errors import EngineError
 from ..request import FinishReason, RequestOutput

@@ -114,7 +114,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_retain_seconds: float = 0.0
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Counters since the engine started, and gauges of now.
 
     Blocks: free + cached + private + quarantined == total. `cached` blocks belong to the tree,

@@ -170,7 +170,9 @@ class EngineProcess:
             self._started.exception()  # Seen by nobody else.
             raise
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> RequestStream:
+    def submit(
+        self, requests: Sequence[GenerateRequest], *, is_patient: bool = False
+    ) -> RequestStream:
         """Hand requests to the engine, all or none; they arrive together.
 
         Raises:
@@ -191,7 +193,7 @@ class EngineProcess:
                     f"request_id {request_id!r} is in use already.", param="request_id"
                 )
             seen.add(request_id)
-        stream = RequestStream(request_ids, self._abort)
+        stream = RequestStream(request_ids, self._abort, is_patient=is_patient)
         if requests:
             self._send(worker, requests)
         self._streams.update(dict.fromkeys(request_ids, stream))

@@ -59,7 +59,13 @@ class ChatRoute:
             job = replace(job, shown_ids=tools.form.shown_ids)
         answer = ChatAnswer(context, body, job, tools)
         context.lifecycle.check_accepting()
-        generation = Generation(job, context.client, context.model.tokenizer, context.metrics)
+        generation = Generation(
+            job,
+            context.client,
+            context.model.tokenizer,
+            context.metrics,
+            is_patient=not body.stream,
+        )
         return await respond(request, generation, answer, stream=bool(body.stream))
 
 

@@ -62,7 +62,13 @@ class CompletionRoute:
         )
         answer = CompletionAnswer(context, body, job)
         context.lifecycle.check_accepting()
-        generation = Generation(job, context.client, context.model.tokenizer, context.metrics)
+        generation = Generation(
+            job,
+            context.client,
+            context.model.tokenizer,
+            context.metrics,
+            is_patient=not body.stream,
+        )
         return await respond(request, generation, answer, stream=bool(body.stream))
 
 

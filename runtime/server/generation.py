@@ -182,9 +182,17 @@ class Generation:
     """All samples of a job, submitted to the engine."""
 
     def __init__(
-        self, job: Job, client: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics
+        self,
+        job: Job,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        *,
+        is_patient: bool = False,
     ) -> None:
         """Submit the job, all of it or nothing.
+
+        With `is_patient` deltas may come late, as long as all have come when a sample has finished.
 
         Raises:
             QueueFull: the engine holds as many requests as it is willing to.
@@ -221,7 +229,7 @@ class Generation:
             request.request_id: sample
             for request, sample in zip(requests, self.samples, strict=True)
         }
-        self._stream = client.submit(requests)
+        self._stream = client.submit(requests, is_patient=is_patient)
 
     @property
     def usage(self) -> Usage:
@@ -292,7 +300,7 @@ class Generation:
     def _observe(self, sample: Sample, output: RequestOutput) -> None:
         if not output.token_ids:
             return
-        now = time.perf_counter()
+        now = self._stream.arrived
         if sample.last_token_at is None:
             self._metrics.observe_first_token(now - self._job.arrived)
         else:

@@ -99,7 +99,7 @@ class NativeRoutes:
         branches = self._branches.open(tenant(request), [item.request_id for item in items])
         try:
             works = await self._prepare(request, items, arrived)
-            answer = NativeAnswer(context, works, branches)
+            answer = NativeAnswer(context, works, branches, is_patient=not stream)
         except BaseException:
             self._branches.close(branches)
             raise
@@ -148,18 +148,30 @@ class NativeRoutes:
 
 
 class NativeAnswer:
-    """The answer to one call: all of its requests, submitted together, but those cancelled before."""
+    """The answer to one call: all of its requests, submitted together, but those cancelled before.
 
-    def __init__(self, context: ServerContext, works: list[Work], branches: list[Branch]) -> None:
+    Args:
+        is_patient: nobody looks at what comes before an answer's end.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        works: list[Work],
+        branches: list[Branch],
+        *,
+        is_patient: bool,
+    ) -> None:
         self._works = works
         self._branches = branches
         self._generations: list[Generation | None] = []
         try:
             for work, branch in zip(works, branches, strict=True):
-                generation = None if branch.is_cancelled else _begin(context, work)
-                self._generations.append(generation)
-                if generation is not None:
+                generation = None
+                if not branch.is_cancelled:
+                    generation = _begin(context, work, is_patient)
                     branch.runs(generation.abort)
+                self._generations.append(generation)
         except RametError:
             self.abort()
             raise
@@ -243,5 +255,11 @@ class NativeAnswer:
         return result
 
 
-def _begin(context: ServerContext, work: Work) -> Generation:
-    return Generation(work.job, context.client, context.model.tokenizer, context.metrics)
+def _begin(context: ServerContext, work: Work, is_patient: bool) -> Generation:
+    return Generation(
+        work.job,
+        context.client,
+        context.model.tokenizer,
+        context.metrics,
+        is_patient=is_patient,
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from itertools import pairwise
 
 import pytest
 
@@ -79,3 +81,40 @@ async def test_abort_ends_the_iteration_of_a_waiting_consumer() -> None:
 async def test_a_stream_of_nothing_is_at_its_end() -> None:
     stream, _ = make_stream()
     assert [one async for one in stream] == []
+
+
+async def test_a_patient_consumer_is_woken_by_the_end_of_a_request_and_gets_everything() -> None:
+    stream = RequestStream(["a", "b"], lambda ids: None, is_patient=True)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    outputs = [output("a", 1), output("b", 2), output("a", 3, last=True)]
+    for one in outputs[:2]:
+        stream.deliver(one)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    stream.deliver(outputs[2])
+    assert [await waiting, await anext(stream), await anext(stream)] == outputs
+
+
+async def test_a_patient_consumer_does_not_let_outputs_pile_up() -> None:
+    stream = RequestStream(["a"], lambda ids: None, is_patient=True)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    num_delivered = 0
+    while not waiting.done():
+        stream.deliver(output("a", num_delivered))
+        num_delivered += 1
+        await asyncio.sleep(0)
+        assert num_delivered < 1000
+    assert (await waiting).token_ids == (0,)
+
+
+async def test_it_tells_when_an_output_had_come() -> None:
+    stream, _ = make_stream("a")
+    times = [time.perf_counter()]
+    for token_id in range(2):
+        stream.deliver(output("a", token_id))
+        times.append(time.perf_counter())
+    for before, after in pairwise(times):
+        await anext(stream)
+        assert before <= stream.arrived <= after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +93,9 @@ class FakeEngine:
     def num_live(self) -> int:
         return len(self.live)
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> FakeStream:
+    def submit(
+        self, requests: Sequence[GenerateRequest], *, is_patient: bool = False
+    ) -> FakeStream:
         if self.refusal is not None:
             raise self.refusal
         if self.status is not EngineStatus.READY:
@@ -175,12 +178,14 @@ class FakeStream:
     def __init__(self, engine: FakeEngine, requests: Sequence[GenerateRequest]) -> None:
         self._engine = engine
         self._unfinished = {request.request_id: engine.outputs(request) for request in requests}
+        self.arrived = 0.0
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         while self._unfinished:
             await asyncio.sleep(self._engine.delay)
             for request_id, outputs in list(self._unfinished.items()):
                 output = next(outputs)
+                self.arrived = time.perf_counter()
                 if isinstance(output, Exception):
                     self._finish(request_id)
                     raise output
