@@ -372,6 +372,11 @@ class Request:
         return self._buffer[self.num_prompt_tokens : self.num_tokens]
 
     @property
+    def last_token_id(self) -> int:
+        """The newest token."""
+        return int(self._buffer[self.num_tokens - 1])
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens

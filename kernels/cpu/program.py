@@ -16,6 +16,7 @@ from . import _native
 from .arguments import int64
 from .kernels import CpuKernels
 from .plan import CpuPlan
+from .results import Results
 
 # Rows of the specimen: two numbers tell rows of tokens from rows of logits, and neither is one, since the
 # stride of a single row is anything.
@@ -89,6 +90,7 @@ class CpuProgram:
         forward: Callable[[Kernels, StepInputs], torch.Tensor],
     ) -> None:
         self._kernels, self._engine, self._forward = kernels, engine, forward
+        self._results = Results()
         self._recording: tuple[_native.Program, AttentionShape, int, list[torch.Tensor]] | None = (
             None
         )
@@ -118,7 +120,7 @@ class CpuProgram:
                 f"{counts} token ids, positions and slots do not fit a plan of {num_tokens} rows of "
                 f"{plan.shape} in a program for {shape}"
             )
-        result = torch.empty((num_logit_rows, width), dtype=torch.float32)
+        result = self._results.new((num_logit_rows, width))
         self._engine.run(
             program,
             num_tokens,

@@ -111,6 +111,8 @@ class ConstrainedRequests:
         Returns:
             Row numbers, and `[len(rows), vocab_size]` bool.
         """
+        if not self._walks:
+            return None
         rows = [row for row, id_ in enumerate(request_ids) if id_ in self._walks]
         if not rows:
             return None
@@ -122,6 +124,8 @@ class ConstrainedRequests:
 
         Tokens of requests without a constraint are ignored.
         """
+        if not self._walks:
+            return {}
         walks = {r: self._walks[r.request_id] for r in sampled if r.request_id in self._walks}
         if not walks:
             return {}

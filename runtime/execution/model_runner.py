@@ -47,28 +47,29 @@ class ModelRunner:
         return self.model.forward(forward_batch, self.kv_pool)
 
     def _build(self, batch: ScheduleBatch) -> ForwardBatch:
-        scheduled = batch.scheduled
+        scheduled, block_size = batch.scheduled, self.kv_pool.block_size
         for item in scheduled:
             self._sync_row(item.request)
         rows = np.array([item.request.row for item in scheduled])
         starts = np.array([item.start for item in scheduled])
-        counts = np.array([item.num_new_tokens for item in scheduled])
-        kv_lens = starts + counts
-        cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
-        num_blocks = -(-int(kv_lens.max()) // self.kv_pool.block_size)
-        tables = self._tables[rows, :num_blocks]
-        positions = np.arange(int(cu_seqlens[-1])) + np.repeat(starts - cu_seqlens[:-1], counts)
-        block_ids = tables[
-            np.repeat(np.arange(len(scheduled)), counts), positions // self.kv_pool.block_size
-        ]
-        slots = (
-            block_ids.astype(np.int64) * self.kv_pool.block_size
-            + positions % self.kv_pool.block_size
-        )
+        # Almost all steps run one token of each request, and then most of this has nothing to do.
+        is_decode = batch.num_decodes == len(scheduled)
+        if is_decode:
+            kv_lens = starts + 1
+            cu_seqlens = np.arange(len(scheduled) + 1)
+            positions, sequences = starts, cu_seqlens[:-1]
+        else:
+            counts = np.array([item.num_new_tokens for item in scheduled])
+            kv_lens = starts + counts
+            cu_seqlens = np.concatenate(([0], np.cumsum(counts)))
+            sequences = np.repeat(np.arange(len(scheduled)), counts)
+            positions = np.arange(len(sequences)) + np.repeat(starts - cu_seqlens[:-1], counts)
+        tables = self._tables[rows, : -(-int(kv_lens.max()) // block_size)]
+        block_ids = tables[sequences, positions // block_size].astype(np.int64)
         return ForwardBatch(
-            input_ids=self._to_device(_input_ids(scheduled)),
+            input_ids=self._to_device(_input_ids(scheduled, is_decode)),
             positions=self._to_device(positions),
-            slot_mapping=self._to_device(slots),
+            slot_mapping=self._to_device(block_ids * block_size + positions % block_size),
             cu_seqlens=self._to_device(cu_seqlens.astype(np.int32)),
             kv_lens=self._to_device(kv_lens.astype(np.int32)),
             block_tables=self._to_device(tables),
@@ -88,7 +89,9 @@ class ModelRunner:
         return torch.from_numpy(array).to(self.kv_pool.data.device)
 
 
-def _input_ids(scheduled: Sequence[ScheduledRequest]) -> NDArray[np.int64]:
+def _input_ids(scheduled: Sequence[ScheduledRequest], is_decode: bool) -> NDArray[np.int64]:
+    if is_decode:
+        return np.array([item.request.last_token_id for item in scheduled])
     parts = [
         item.request.token_ids[item.start : item.start + item.num_new_tokens] for item in scheduled
     ]
@@ -98,6 +101,8 @@ def _input_ids(scheduled: Sequence[ScheduledRequest]) -> NDArray[np.int64]:
 def _logit_rows(
     scheduled: Sequence[ScheduledRequest], cu_seqlens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
+    if all(item.samples and not item.scores_prompt for item in scheduled):
+        return cu_seqlens[1:] - 1
     rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     for index, item in enumerate(scheduled):
         end = int(cu_seqlens[index + 1])

@@ -8,8 +8,8 @@ min_p. A row's token depends on its own logits, parameters and history, not on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,31 @@ class _Additions:
     values: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What is the same in every step of the same requests; dims: n rows.
+
+    Attributes:
+        request_ids: whose row each is.
+        slots: `[n]`, their rows of the sampler's table.
+        drawn: the rows that are not greedy; `seeds` and `cuts` are of these.
+        penalized, biased, scored: the rows with penalties, with a bias, and with log-probabilities.
+        min_tokens: `[n]` of the rows; None if no row has end tokens banned.
+        num_top: of the scored rows, how many tokens to list.
+    """
+
+    request_ids: list[str]
+    slots: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    cuts: Cuts
+    penalized: list[int]
+    biased: list[int]
+    scored: list[int]
+    min_tokens: NDArray[np.int64] | None
+    num_top: list[int]
+
+
 class Sampler:
     """Samples for many requests with different parameters at once.
 
@@ -97,6 +122,7 @@ class Sampler:
         self._draw_rows = draw_rows
         self._table = np.zeros(0, dtype=_TABLE)
         self._slots: dict[str, int] = {}
+        self._newest: _Batch | None = None
         self._free: list[int] = []
         self._penalties = Penalties(vocab_size, device)
         self._biases: dict[str, _Additions] = {}
@@ -134,6 +160,7 @@ class Sampler:
             self._bans[request_id] = self._additions(dict.fromkeys(sorted(banned), -np.inf))
         if not self._free:
             self._grow()
+        self._newest = None
         self._slots[request_id] = slot = self._free.pop()
         self._table[slot] = self._row(request_id, params, seed)
 
@@ -144,6 +171,7 @@ class Sampler:
             KeyError: it is not known.
         """
         self._free.append(self._slots.pop(request_id))
+        self._newest = None
         self._penalties.remove(request_id)
         self._biases.pop(request_id, None)
         self._bans.pop(request_id, None)
@@ -174,54 +202,75 @@ class Sampler:
             ValueError: the logits have another shape or dtype, or a request comes twice.
             KeyError: a request is not known.
         """
-        self._check(logits, request_ids)
-        if not request_ids:
-            return SampledTokens([], [])
-        slots = np.array([self._slots[request_id] for request_id in request_ids])
-        table = self._table[slots]
-        adjusted = self._masked(self._adjust(logits, request_ids, table), logits, masks)
-        scores, chosen = best(adjusted)
-        drawn = np.flatnonzero(~table["greedy"])
-        if drawn.size:
-            chosen = self._draw(adjusted, chosen, table, drawn)
-        usable = torch.isfinite(scores).tolist()
-        token_ids = [
-            token_id if good else NO_TOKEN
-            for token_id, good in zip(chosen.tolist(), usable, strict=True)
-        ]
-        self._record(slots, table, request_ids, token_ids)
-        errors = {row: _NO_CHOICE for row, good in enumerate(usable) if not good}
-        return SampledTokens(token_ids, self._logprobs(logits, table, token_ids), errors)
-
-    def _check(self, logits: torch.Tensor, request_ids: Sequence[str]) -> None:
         shape = (len(request_ids), self._vocab_size)
         if tuple(logits.shape) != shape or logits.dtype != torch.float32:
             raise ValueError(
                 f"logits must be {list(shape)} float32, not {list(logits.shape)} {logits.dtype}"
             )
+        if not request_ids:
+            return SampledTokens([], [])
+        batch = self._batch(request_ids)
+        num_sampled = self._table["num_sampled"][batch.slots]
+        adjusted = self._masked(self._adjust(logits, batch, num_sampled), logits, masks)
+        scores, chosen = best(adjusted)
+        if batch.drawn.size:
+            chosen = self._draw(adjusted, chosen, batch, num_sampled[batch.drawn])
+        token_ids: list[int] = chosen.tolist()
+        usable = torch.isfinite(scores)
+        errors: dict[int, str] = {}
+        if not bool(usable.all()):
+            errors = dict.fromkeys((~usable).nonzero().squeeze(1).tolist(), _NO_CHOICE)
+            token_ids = [NO_TOKEN if i in errors else id_ for i, id_ in enumerate(token_ids)]
+        self._record(batch, token_ids, errors)
+        return SampledTokens(token_ids, self._logprobs(logits, batch, token_ids, errors), errors)
+
+    def _batch(self, request_ids: Sequence[str]) -> _Batch:
+        """The rows' parameters, gathered anew only where other requests came before."""
+        newest = self._newest
+        if newest is not None and newest.request_ids == request_ids:
+            return newest
         if len(set(request_ids)) != len(request_ids):
             raise ValueError("a request comes twice in one step")
+        slots = np.array([self._slots[request_id] for request_id in request_ids])
+        table = self._table[slots]
+        drawn = np.flatnonzero(~table["greedy"])
+        cuts = Cuts(
+            temperature=self._column(table["temperature"][drawn]),
+            top_k=self._column(table["top_k"][drawn]),
+            top_p=self._column(table["top_p"][drawn]),
+            min_p=self._column(table["min_p"][drawn]),
+            uniform=torch.empty(0, dtype=torch.float64, device=self._device),
+        )
+        scored = np.flatnonzero(table["num_logprobs"] >= 0)
+        self._newest = _Batch(
+            request_ids=list(request_ids),
+            slots=slots,
+            drawn=drawn,
+            seeds=table["seed"][drawn],
+            cuts=cuts,
+            penalized=np.flatnonzero(table["penalties"]).tolist(),
+            biased=np.flatnonzero(table["bias"]).tolist(),
+            scored=scored.tolist(),
+            min_tokens=table["min_tokens"].copy() if table["min_tokens"].any() else None,
+            num_top=table["num_logprobs"][scored].tolist(),
+        )
+        return self._newest
 
     def _adjust(
-        self, logits: torch.Tensor, request_ids: Sequence[str], table: NDArray[np.void]
+        self, logits: torch.Tensor, batch: _Batch, num_sampled: NDArray[np.int64]
     ) -> torch.Tensor:
         """The logits after penalties, bias and bans: the same tensor if there are none."""
-        penalized = np.flatnonzero(table["penalties"])
-        added = [
-            (row, additions[request_ids[row]])
-            for additions, rows in (
-                (self._biases, np.flatnonzero(table["bias"])),
-                (self._bans, np.flatnonzero(table["num_sampled"] < table["min_tokens"])),
-            )
-            for row in rows.tolist()
-        ]
-        if not penalized.size and not added:
+        request_ids = batch.request_ids
+        added = [(row, self._biases[request_ids[row]]) for row in batch.biased]
+        if batch.min_tokens is not None:
+            banned = np.flatnonzero(num_sampled < batch.min_tokens).tolist()
+            added += [(row, self._bans[request_ids[row]]) for row in banned]
+        if not batch.penalized and not added:
             return logits
         logits = logits.clone()
-        if penalized.size:
-            rows = torch.from_numpy(penalized).to(self._device)
-            ids = [request_ids[row] for row in penalized.tolist()]
-            self._penalties.apply(logits, rows, ids)
+        if batch.penalized:
+            rows = torch.tensor(batch.penalized, device=self._device)
+            self._penalties.apply(logits, rows, [request_ids[row] for row in batch.penalized])
         if added:
             lengths = [additions.ids.shape[0] for _, additions in added]
             rows = torch.tensor(np.repeat([row for row, _ in added], lengths), device=self._device)
@@ -247,56 +296,46 @@ class Sampler:
         self,
         logits: torch.Tensor,
         greedy: torch.Tensor,
-        table: NDArray[np.void],
-        drawn: NDArray[np.int64],
+        batch: _Batch,
+        num_sampled: NDArray[np.int64],
     ) -> torch.Tensor:
         """The greedy choices with those of the drawn rows put in their place."""
-        table = table[drawn]
-        numbers = uniform(table["seed"], table["num_sampled"].astype(np.uint64))
-        cuts = Cuts(
-            temperature=self._column(table["temperature"]),
-            top_k=self._column(table["top_k"]),
-            top_p=self._column(table["top_p"]),
-            min_p=self._column(table["min_p"]),
-            uniform=self._column(numbers),
-        )
-        if drawn.size == logits.shape[0]:
+        numbers = uniform(batch.seeds, num_sampled.astype(np.uint64))
+        cuts = replace(batch.cuts, uniform=self._column(numbers))
+        if batch.drawn.size == logits.shape[0]:
             return draw(logits, cuts, self._draw_rows)
-        rows = torch.from_numpy(drawn).to(self._device)
+        rows = torch.from_numpy(batch.drawn).to(self._device)
         return greedy.index_copy(0, rows, draw(logits[rows], cuts, self._draw_rows))
 
     def _column(self, values: NDArray[Any]) -> torch.Tensor:
-        # A column of the table lies between the others, where no tensor can share it.
-        return torch.from_numpy(values.copy()).to(self._device)
+        return torch.from_numpy(values).to(self._device)
 
-    def _record(
-        self,
-        slots: NDArray[np.int64],
-        table: NDArray[np.void],
-        request_ids: Sequence[str],
-        token_ids: list[int],
-    ) -> None:
-        sampled = np.array(token_ids) != NO_TOKEN
-        self._table["num_sampled"][slots] += sampled
-        rows = np.flatnonzero(table["penalties"] & sampled).tolist()
+    def _record(self, batch: _Batch, token_ids: list[int], errors: Container[int]) -> None:
+        self._table["num_sampled"][batch.slots] += np.array(token_ids) != NO_TOKEN
+        rows = [row for row in batch.penalized if row not in errors]
         if rows:
             self._penalties.record(
-                [request_ids[row] for row in rows], [token_ids[row] for row in rows]
+                [batch.request_ids[row] for row in rows], [token_ids[row] for row in rows]
             )
 
     def _logprobs(
-        self, logits: torch.Tensor, table: NDArray[np.void], token_ids: list[int]
+        self,
+        logits: torch.Tensor,
+        batch: _Batch,
+        token_ids: list[int],
+        errors: Container[int],
     ) -> list[TokenLogprobs | None]:
-        asked = (table["num_logprobs"] >= 0) & (np.array(token_ids) != NO_TOKEN)
         result: list[TokenLogprobs | None] = [None] * len(token_ids)
-        rows = np.flatnonzero(asked)
-        if rows.size:
+        wanted = zip(batch.scored, batch.num_top, strict=True)
+        asked = [(row, num_top) for row, num_top in wanted if row not in errors]
+        if asked:
+            rows = [row for row, _ in asked]
             entries = token_logprobs(
-                logits[torch.from_numpy(rows).to(self._device)],
-                [token_ids[row] for row in rows.tolist()],
-                table["num_logprobs"][rows].tolist(),
+                logits[torch.tensor(rows, device=self._device)],
+                [token_ids[row] for row in rows],
+                [num_top for _, num_top in asked],
             )
-            for row, entry in zip(rows.tolist(), entries, strict=True):
+            for row, entry in zip(rows, entries, strict=True):
                 result[row] = entry
         return result
 
