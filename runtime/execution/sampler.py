@@ -214,12 +214,12 @@ class Sampler:
         adjusted = self._masked(self._adjust(logits, batch, num_sampled), logits, masks)
         scores, chosen = best(adjusted)
         if batch.drawn.size:
-            chosen = self._draw(adjusted, chosen, batch, num_sampled[batch.drawn])
+            chosen[batch.drawn] = self._draw(adjusted, batch, num_sampled[batch.drawn])
         token_ids: list[int] = chosen.tolist()
-        usable = torch.isfinite(scores)
+        usable = np.isfinite(scores)
         errors: dict[int, str] = {}
-        if not bool(usable.all()):
-            errors = dict.fromkeys((~usable).nonzero().squeeze(1).tolist(), _NO_CHOICE)
+        if not usable.all():
+            errors = dict.fromkeys(np.flatnonzero(~usable).tolist(), _NO_CHOICE)
             token_ids = [NO_TOKEN if i in errors else id_ for i, id_ in enumerate(token_ids)]
         self._record(batch, token_ids, errors)
         return SampledTokens(token_ids, self._logprobs(logits, batch, token_ids, errors), errors)
@@ -293,19 +293,14 @@ class Sampler:
         return adjusted.index_copy_(0, index, adjusted[index].masked_fill_(banned, -torch.inf))
 
     def _draw(
-        self,
-        logits: torch.Tensor,
-        greedy: torch.Tensor,
-        batch: _Batch,
-        num_sampled: NDArray[np.int64],
-    ) -> torch.Tensor:
-        """The greedy choices with those of the drawn rows put in their place."""
+        self, logits: torch.Tensor, batch: _Batch, num_sampled: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The tokens of the drawn rows."""
         numbers = uniform(batch.seeds, num_sampled.astype(np.uint64))
         cuts = replace(batch.cuts, uniform=self._column(numbers))
-        if batch.drawn.size == logits.shape[0]:
-            return draw(logits, cuts, self._draw_rows)
-        rows = torch.from_numpy(batch.drawn).to(self._device)
-        return greedy.index_copy(0, rows, draw(logits[rows], cuts, self._draw_rows))
+        if batch.drawn.size < logits.shape[0]:
+            logits = logits[torch.from_numpy(batch.drawn).to(self._device)]
+        return draw(logits, cuts, self._draw_rows).cpu().numpy()
 
     def _column(self, values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
