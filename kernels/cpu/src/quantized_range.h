@@ -48,11 +48,19 @@ struct QuantizedRange {
   private:
     using Reg = typename S::Reg;
 
-    // How far ahead of the products a panel is fetched: a memory latency of reading.
+    // How far ahead weights are fetched that are multiplied once each: a memory latency of reading.
     static constexpr std::size_t kStreamBytes = std::size_t{8} << 10;
     // Rows whose sums the registers hold.
     static constexpr int kRows = S::W == 16 ? 8 : 4;
     static constexpr int kVectors = kPanel / S::W;
+
+    // Rows that pass by a panel at once.
+    static int rows_of_pass(int num_rows) {
+        if constexpr (D::kHasTiles) {
+            if (num_rows >= D::kFewestTileRows) return kBlockRows;
+        }
+        return kRows;
+    }
 
     template <class T>
     static void quantize_row(const QuantizeJob& job, int row) {
@@ -88,19 +96,19 @@ struct QuantizedRange {
         const LinearJob& linear = job.linear;
         const std::size_t panel_bytes = linear.num_groups * job.group_bytes;
         const auto* weight = static_cast<const std::byte*>(linear.weight);
+        const int passes = ceil_div(last_row - first_row, rows_of_pass(last_row - first_row));
         FetchLines ahead;
-        ahead.num_lines = static_cast<int>(ceil_div(job.group_bytes, kCacheLine));
+        ahead.num_lines = ceil_div(static_cast<int>(ceil_div(job.group_bytes, kCacheLine)), passes);
         ahead.at = reinterpret_cast<const char*>(weight + first_panel * panel_bytes) + kStreamBytes;
         ahead.end = reinterpret_cast<const char*>(weight + linear.num_panels() * panel_bytes);
-        FetchLines nothing;
         if constexpr (D::kHasTiles) D::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
+            // Where rows pass by a panel several times, the next panel comes in meanwhile.
+            if (passes > 1) ahead.at = reinterpret_cast<const char*>(weight + (panel + 1) * panel_bytes);
             for (int row = first_row; row < last_row; row += kBlockRows) {
                 const int num_rows = smaller(kBlockRows, last_row - row);
                 alignas(64) float products[kBlockRows * kPanel];
-                // The first rows fetch, the others find the panel in a cache.
-                multiply(job, weight + panel * panel_bytes, row, num_rows, products,
-                         row == first_row ? ahead : nothing);
+                multiply(job, weight + panel * panel_bytes, row, num_rows, products, ahead);
                 if (linear.dtype == DType::bf16) {
                     LinearFinish<S>::template run<bf16>(linear, panel, row, num_rows, products);
                 } else {
@@ -122,7 +130,6 @@ struct QuantizedRange {
                     return;
                 }
             }
-            FetchLines nothing;
             for (int row = 0; row < num_rows;) {
                 const int within = (first_row + row) % kTileRows;
                 const int left = smaller(num_rows - row, kTileRows - within);
@@ -130,17 +137,7 @@ struct QuantizedRange {
                                     static_cast<std::int64_t>((first_row + row) / kTileRows) *
                                         job.linear.num_groups;
                 float* target = products + row * kPanel;
-                FetchLines& fetch = row == 0 ? ahead : nothing;
-                if (left >= kRows) {
-                    rows<kRows>(job, tiles, within, panel, target, fetch);
-                    row += kRows;
-                } else if (left >= 2) {
-                    rows<2>(job, tiles, within, panel, target, fetch);
-                    row += 2;
-                } else {
-                    rows<1>(job, tiles, within, panel, target, fetch);
-                    row += 1;
-                }
+                row += some_rows<kRows>(left, job, tiles, within, panel, target, ahead);
             }
         }
 
@@ -196,6 +193,20 @@ struct QuantizedRange {
             const int less = kMinimums ? 0 : tile.sums[row] * (1 << (kBits - 1));
             acc = S::fma(D::to_floats(sums, less), S::mul(scale, S::set1(tile.scales[row])), acc);
             return kMinimums ? S::fma(minimum, S::set1(tile.scaled_sums[row]), acc) : acc;
+        }
+
+        // rows<count> for a count of at most left, which it returns: a power of two.
+        template <int R>
+        static int some_rows(int left, const QuantizedJob& job, const QuantizedTile* tiles,
+                             int first_row, const std::byte* panel, float* products,
+                             FetchLines& ahead) {
+            if constexpr (R > 1) {
+                if (left < R) {
+                    return some_rows<R / 2>(left, job, tiles, first_row, panel, products, ahead);
+                }
+            }
+            rows<R>(job, tiles, first_row, panel, products, ahead);
+            return R;
         }
 
         template <int R>
