@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,30 +57,11 @@ def _byte_characters(alphabet: list[str]) -> list[str]:
 class TinySource:
     """A `ModelSource` whose weights come from a seed."""
 
+    settings: dict[str, Any]
     name: str = "tiny"
-    seed: int = 0
-    max_positions: int = 512
 
     def config(self) -> dict[str, Any]:
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": 259,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": self.max_positions,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "torch_dtype": "float32",
-        }
+        return dict(self.settings)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         return (2,)
@@ -89,7 +70,7 @@ class TinySource:
         return {name: StoredTensor(tuple(tensor.shape)) for name, tensor in self.tensors()}
 
     def tensors(self, *, quantized: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) * 0.35
@@ -112,8 +93,8 @@ class TinySource:
 
 
 @pytest.fixture(scope="session")
-def tiny_source() -> TinySource:
-    return TinySource()
+def tiny_source(tiny_llama: Callable[..., dict[str, Any]]) -> TinySource:
+    return TinySource(tiny_llama(vocab_size=259, num_hidden_layers=2, max_position_embeddings=512))
 
 
 @pytest.fixture(scope="session")

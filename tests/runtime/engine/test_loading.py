@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,11 +99,8 @@ def test_a_smaller_kv_cache_dtype_makes_more_blocks_of_the_same_memory(
 
 
 def test_heads_too_long_for_int8_are_refused_before_anything_is_loaded(tiny_source: Any) -> None:
-    class LongHeads(type(tiny_source)):  # type: ignore[misc]
-        def config(self) -> dict[str, Any]:
-            return {**super().config(), "head_dim": 1056}
-
+    long_heads = replace(tiny_source, settings={**tiny_source.config(), "head_dim": 1056})
     for plan in (plan_engine, load_core):
         with pytest.raises(ConfigError, match="1056 elements cannot be cached as int8") as caught:
-            plan(config(kv_cache_dtype="int8"), LongHeads())
+            plan(config(kv_cache_dtype="int8"), long_heads)
         assert caught.value.param == "kv_cache_dtype"

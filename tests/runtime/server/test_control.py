@@ -138,8 +138,8 @@ class TestKeys:
         names = {message.namespace for message in engine.posted}
         assert len(names) == 4
         for salt in ({}, {"cache_salt": "s"}):
-            body = {"session": "x", "input_ids": [3], **salt}
-            assert (await http.post("/retain", json=body, headers=FIRST)).is_success
+            retained: dict[str, Any] = {"session": "x", "input_ids": [3], **salt}
+            assert (await http.post("/retain", json=retained, headers=FIRST)).is_success
         first, second = engine.posted[-2:]
         assert first.namespace != second.namespace and first.tenant == second.tenant != ""
         await http.post("/generate", json={"text": "a", "session": "x"}, headers=FIRST)
