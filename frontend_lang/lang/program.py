@@ -26,13 +26,14 @@ from .waiting import LANGUAGE_LOOP, drive, settled, wait
 
 DEFAULT_MAX_TOKENS = 128
 
-# Keyword arguments of a run that are the parameters of its gens, unless the body has such an argument.
+# Keyword arguments of a run that are the parameters of its gens, unless the body has such an argument; and
+# SGLang's use_thread, which means nothing here.
 _PARAMS = {
     *("max_new_tokens", "max_tokens", "min_new_tokens", "min_tokens", "n", "stop"),
     *("stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos", "seed"),
     *("sampling_seed", "return_logprob", "logprob_start_len", "top_logprobs_num"),
-    *("return_text_in_logprobs", "logprobs", "priority", "gen_timeout"),
+    *("return_text_in_logprobs", "logprobs", "priority", "gen_timeout", "use_thread"),
 }
 
 
@@ -269,6 +270,7 @@ class Function:
     ) -> tuple[Session, dict[str, Any]]:
         taken = {n: kwargs[n] for n in kwargs.keys() & (_PARAMS - self._names)}
         rest = {**self._bound, **{n: v for n, v in kwargs.items() if n not in taken}}
+        taken.pop("use_thread", None)
         if "gen_timeout" in taken:
             taken["timeout"] = taken.pop("gen_timeout")
         defaults = make_params(**taken).over(Params(max_tokens=DEFAULT_MAX_TOKENS))

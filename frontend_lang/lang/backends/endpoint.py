@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ..chat import Frames
-from ..errors import BackendError
+from ..errors import BackendError, UsageError
 from ..params import Params
 from ..waiting import LANGUAGE_LOOP
 from .base import Generated, GenRequest, Message, OnText, OptionScore, Sample, Scored, ScoreRequest
@@ -76,13 +76,31 @@ class RuntimeEndpoint:
     Args:
         base_url: of the server, such as "http://127.0.0.1:8000".
         api_key: sent as a bearer token.
+        verify: file of the certificates that are trusted; None is the system's.
+        chat_template_name: SGLang's; roles are written with the template of the model, so None is all
+            that it may be.
         cache_salt: requests with different salts share no cache.
+
+    Raises:
+        UsageError: a template is named.
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None = None, *, cache_salt: str | None = None
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: str | None = None,
+        chat_template_name: str | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> None:
-        self._http = Http(base_url.rstrip("/"), api_key)
+        if chat_template_name is not None:
+            raise UsageError(
+                f"chat_template_name={chat_template_name!r} is not supported: roles are written with the "
+                "chat template that comes with the served model. To use another, put it into the model's "
+                "folder as chat_template.jinja."
+            )
+        self._http = Http(base_url.rstrip("/"), api_key, verify)
         self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         self._gathered: dict[str, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()

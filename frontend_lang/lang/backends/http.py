@@ -20,10 +20,16 @@ class Http:
     """Requests to one server.
 
     Time limits are the requests' own; only connecting has one here.
+
+    Args:
+        base_url: what paths are added to.
+        api_key: sent as a bearer token.
+        verify: file of the certificates that are trusted; None is the system's.
     """
 
-    def __init__(self, base_url: str, api_key: str | None) -> None:
+    def __init__(self, base_url: str, api_key: str | None, verify: str | None = None) -> None:
         self._base_url = base_url
+        self._verify = verify
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._client: httpx.AsyncClient | None = None
 
@@ -83,9 +89,15 @@ class Http:
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
+            import ssl
+
             import httpx
 
+            trusts = (
+                None if self._verify is None else ssl.create_default_context(cafile=self._verify)
+            )
             self._client = httpx.AsyncClient(
+                verify=True if trusts is None else trusts,
                 base_url=self._base_url,
                 headers=self._headers,
                 timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,3 +268,25 @@ def test_a_failing_peek_is_an_error_like_any_other(backend: Any) -> None:
 
     with pytest.raises(ProgramError, match="RuntimeError: no"):
         program.run()
+
+
+def test_whether_a_state_has_a_thread_may_be_said_and_means_nothing(backend: Any) -> None:
+    @sgl.function
+    def program(s: sgl.State, use: bool = False) -> None:
+        s += "a" + sgl.gen("x")
+
+    assert program.run(use_thread=False)["x"] == program.run(use_thread=True)["x"] == "ok"
+
+    @sgl.function
+    def own(s: sgl.State, use_thread: str) -> None:
+        s += use_thread
+
+    assert own.run(use_thread="mine").text() == "mine"
+
+
+def test_a_template_of_the_frontend_is_refused_with_the_place_of_the_models(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"chat_template_name='llama-3'.*chat_template\.jinja"):
+        sgl.RuntimeEndpoint("http://127.0.0.1:1", chat_template_name="llama-3")
+    with sgl.RuntimeEndpoint("http://127.0.0.1:1", None, str(tmp_path / "none.pem")) as endpoint:
+        with pytest.raises(FileNotFoundError):
+            endpoint.get_server_info()
