@@ -5,9 +5,10 @@ its own request; what passes is compiled here, on a thread, which costs no more 
 leaves the interpreter free. (The threads keep their priority: one that the system let wait while it held
 the interpreter would stop the step loop.) Compiled grammars are kept, least recently used ones forgotten.
 
-There are two lanes. All start in the quick one, where checks run side by side: what is cheap, which is nearly
-everything, shares the processor with the bombs before it and does not wait for their end. What is not checked
-within a fifth of a second of processor time goes on in the other lane, one at a time.
+There are two lanes. In the quick one checks run side by side: what is cheap, which is nearly everything,
+shares the processor with whatever came before it and does not wait for its end. What is not checked within a
+tenth of a second of processor time goes on in the other lane, where a check only runs while a core would
+rest; what looks costly (estimate.py) starts there, as steps would feel that tenth of a second.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from ..errors import EngineError, GrammarError
 from .checker import Allowance, Verdict
 from .checking import Checker
 from .constraint import Constraint
+from .estimate import looks_costly
 from .grammar import Grammar, Vocabulary
 
 MAX_GRAMMARS = 128
 
 
-QUICK = Allowance(cpu_seconds=0.2, wall_seconds=5.0, niceness=10)
+QUICK = Allowance(cpu_seconds=0.1, wall_seconds=5.0, niceness=10)
 NUM_QUICK = 8
 """Quick checks at once; one more waits until one of these has had its time."""
 
 THOROUGH = Allowance(cpu_seconds=1.0, wall_seconds=30.0, niceness=12, is_idle=True)
+NUM_THOROUGH = 3
+"""Thorough checks at once. Where no core ever rests each of them takes all of its 30 seconds."""
 
 NUM_COMPILED = 2
 """Constraints of the quick lane compiled at once, as that is done at the priority of the steps."""
@@ -63,7 +67,7 @@ class GrammarService:
         self._checker = Checker()
         self._thorough = _Lane(
             partial(self._checker.check, allowance=THOROUGH),
-            ThreadPoolExecutor(1, thread_name_prefix="thorough-grammar"),
+            ThreadPoolExecutor(NUM_THOROUGH, thread_name_prefix="thorough-grammar"),
             None,
         )
         self._quick = _Lane(
@@ -137,7 +141,7 @@ class _Lane:
     Args:
         check: the verdict on a constraint; None for what takes too long in this lane.
         pool: of the threads.
-        slower: the lane of what takes too long here; None if that is too complex.
+        slower: the lane of what takes too long here, or looks as if it would; None if that is too complex.
     """
 
     def __init__(
@@ -162,7 +166,8 @@ class _Lane:
         try:
             if entry.num_waiting <= 0:
                 raise EngineError("Nobody waits for the constraint any more.")
-            verdict = self.check(constraint)
+            skips = self._slower is not None and looks_costly(constraint)
+            verdict = None if skips else self.check(constraint)
             if verdict is None and self._slower is not None:
                 self._slower.enter(entry, vocabulary)
                 return

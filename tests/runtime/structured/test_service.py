@@ -102,7 +102,7 @@ def test_a_bomb_ends_within_its_limits_and_what_comes_with_it_is_compiled(
 
 def bomb(number: int) -> Constraint:
     """One that takes seconds to compile, and is like no other."""
-    parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{{{number}}}"} for i in range(1, 40)]
+    parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{number}"} for i in range(1, 40)]
     return Constraint.json_schema({"allOf": parts})
 
 
@@ -135,6 +135,19 @@ def test_what_is_cheap_is_compiled_while_bombs_are_still_being_checked(
         with pytest.raises(GrammarError, match="too complex"):
             future.result(LIMIT)
     assert sorted(map(str, thorough.checked)) == sorted(str(bomb(n)) for n in range(1, 6))
+
+
+def test_what_looks_costly_is_not_checked_quickly_first(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thorough = Thorough(service, monkeypatch)
+    monkeypatch.setattr(service._quick, "check", None)
+    long = Constraint.regex("a{5000}")
+    future = service.get(long)
+    assert thorough.begun.get(timeout=LIMIT) == long
+    thorough.event.set()
+    with pytest.raises(GrammarError, match="too complex"):
+        future.result(LIMIT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
