@@ -8,8 +8,7 @@ multiplies by them, and how they lie in memory then, is each implementation's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,10 +82,8 @@ def num_groups(in_features: int) -> int:
     return -(-in_features // GROUP_SIZE)
 
 
-def quantize(weight: torch.Tensor, bits: int, num_threads: int = 1) -> QuantizedWeight:
+def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     """The nearest weight of so many bits; `weight: [out_features, in_features]` of a float dtype.
-
-    The result does not depend on the number of threads.
 
     8 bits: without minimums, the largest of a group at 127. 4 bits: with minimums; of some widths of
     the steps, each with its least-squares fit, the one of the least squared error.
@@ -107,16 +104,13 @@ def quantize(weight: torch.Tensor, bits: int, num_threads: int = 1) -> Quantized
     values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(shape, dtype=torch.float16, device=weight.device)
     minimums = None if bits == 8 else torch.empty_like(scales)
-
-    def fill(rows: slice) -> None:
+    for rows in _chunks(weight.shape):
         groups = _grouped(weight[rows].detach().float())
         if minimums is None:
             chunk, scales[rows] = _symmetric(groups)
         else:
             chunk, scales[rows], minimums[rows] = _with_minimums(groups)
         values[rows] = chunk.flatten(1)[:, : weight.shape[1]]
-
-    _for_each(fill, list(_chunks(weight.shape)), num_threads)
     for name, tensor in (("scales", scales), ("minimums", minimums)):
         if tensor is not None and not bool(tensor.isfinite().all()):
             raise ValueError(f"the weight is not finite, or too large for {name} in float16")
@@ -198,15 +192,6 @@ def _chunks(shape: torch.Size) -> Iterator[slice]:
     step = max(1, _CHUNK_ELEMENTS // max(1, shape[1]))
     for first in range(0, shape[0], step):
         yield slice(first, first + step)
-
-
-def _for_each(work: Callable[[slice], None], chunks: Sequence[slice], num_threads: int) -> None:
-    if min(len(chunks), num_threads) < 2:
-        for rows in chunks:
-            work(rows)
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(work, chunks))  # Raises what one of them raised.
 
 
 def _grouped(rows: torch.Tensor) -> torch.Tensor:

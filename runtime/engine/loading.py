@@ -130,8 +130,8 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
     device = torch.device("cpu")
     kernels = load_kernels(config.model, device)
     # Two pools of threads on the same cores slow each other down; the native kernels have their own.
-    num_threads = config.model.num_threads or num_physical_cores()
-    torch.set_num_threads(1 if kernels.name == "cpu" else num_threads)
+    threads = 1 if kernels.name == "cpu" else config.model.num_threads or num_physical_cores()
+    torch.set_num_threads(threads)
     precision = resolve_precision(config.model, kernels)
     model_config, plan = _plan(config, source, precision)
     if precision.quantization is not None and kernels.name != "cpu":
@@ -148,7 +148,6 @@ def load_core(config: EngineConfig, source: ModelSource) -> EngineCore:
         device=device,
         kernels=kernels,
         max_positions=plan.max_model_len,
-        num_threads=num_threads,
     )
     kv_dtype = resolve_kv_dtype(config.cache, precision)
     pool = PagedKVPool(

@@ -44,13 +44,7 @@ class Norm:
         assert self._value is not None
         return self._value
 
-    def put(
-        self,
-        name: str,
-        tensor: torch.Tensor | QuantizedWeight,
-        device: torch.device,
-        num_threads: int = 1,
-    ) -> None:
+    def put(self, name: str, tensor: torch.Tensor | QuantizedWeight, device: torch.device) -> None:
         """Take the tensor."""
         assert isinstance(tensor, torch.Tensor)
         self._value = tensor.to(device, _NORM_DTYPE) + self._offset
@@ -112,17 +106,11 @@ class Linear:
         """Whether every tensor has come."""
         return not self._rows
 
-    def put(
-        self,
-        name: str,
-        tensor: torch.Tensor | QuantizedWeight,
-        device: torch.device,
-        num_threads: int = 1,
-    ) -> None:
-        """Copy a tensor to its rows, quantized by so many threads if it has to be."""
+    def put(self, name: str, tensor: torch.Tensor | QuantizedWeight, device: torch.device) -> None:
+        """Copy a tensor to its rows."""
         kind, rows = name.rpartition(".")[2], self._rows.pop(name)
         if kind == "weight" and self._width is not None:
-            weight = with_bits(tensor, self._width.bits, num_threads)
+            weight = with_bits(tensor, self._width.bits)
             self._quantized[rows.start] = weight.to(self._precision.dtype)
             return
         assert isinstance(tensor, torch.Tensor)

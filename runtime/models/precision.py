@@ -93,12 +93,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def with_bits(
-    weight: torch.Tensor | QuantizedWeight, bits: int, num_threads: int = 1
-) -> QuantizedWeight:
+def with_bits(weight: torch.Tensor | QuantizedWeight, bits: int) -> QuantizedWeight:
     """A matrix in that many bits at most: as it is if it already is, else quantized."""
     if isinstance(weight, QuantizedWeight):
         if weight.bits <= bits:
             return weight
         weight = dequantize(weight, torch.float32)
-    return quantize(weight, bits, num_threads)
+    return quantize(weight, bits)

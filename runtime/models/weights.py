@@ -41,7 +41,6 @@ def load_decoder(
     device: torch.device,
     kernels: Kernels,
     max_positions: int | None = None,
-    num_threads: int = 1,
 ) -> Decoder:
     """Load a model.
 
@@ -52,12 +51,11 @@ def load_decoder(
         device: where the weights go.
         kernels: who packs them and computes.
         max_positions: longest sequence to be served; None means `config.max_position_embeddings`.
-        num_threads: that quantize weights, if that is to be done.
 
     Raises:
         ConfigError: a tensor is missing, not expected, given twice or of the wrong shape; names it.
     """
-    builder = _Builder(source, config, precision, kernels, device, num_threads)
+    builder = _Builder(source, config, precision, kernels, device)
     for name, tensor in source.tensors(quantized=precision.quantization is not None):
         builder.put(name, tensor)
         # Let go before the source makes the next one.
@@ -82,10 +80,8 @@ class _Builder:
         precision: Precision,
         kernels: Kernels,
         device: torch.device,
-        num_threads: int,
     ) -> None:
         self._config, self._kernels, self._device = config, kernels, device
-        self._num_threads = num_threads
         self._parameters = Parameters(config, precision, source.stored())
         self._waiting = dict(self._parameters.by_tensor)
         self._seen: set[str] = set()
@@ -111,7 +107,7 @@ class _Builder:
                 f"{list(expected)}."
             )
         self._seen.add(name)
-        parameter.put(name, tensor, self._device, self._num_threads)
+        parameter.put(name, tensor, self._device)
         if isinstance(parameter, Linear) and parameter.is_whole:
             parameter.pack(self._kernels)
 

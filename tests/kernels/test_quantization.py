@@ -177,15 +177,3 @@ def test_a_matrix_without_columns_is_refused_and_one_without_rows_is_none(bits: 
     with pytest.raises(ValueError, match="must have columns"):
         quantize(torch.empty(3, 0), bits)
     assert quantize(torch.empty(0, 5), bits).shape == (0, 5)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_threads_share_the_work_and_change_nothing(bits: int) -> None:
-    weight = torch.randn(700, 1000)
-    alone, together = quantize(weight, bits), quantize(weight, bits, num_threads=3)
-    assert torch.equal(alone.values, together.values) and torch.equal(alone.scales, together.scales)
-    assert (alone.minimums is None) == (bits == 8)
-    if alone.minimums is not None and together.minimums is not None:
-        assert torch.equal(alone.minimums, together.minimums)
-    with pytest.raises(ValueError, match="not finite"):
-        quantize(torch.full((700, 1000), torch.inf), bits, num_threads=3)
