@@ -172,7 +172,7 @@ class SplitPacker {
         return target;
     }
 
-    // 16 rows, to squares.
+    // 16 rows, to a tile.
     void turn(const bf16* const (&rows)[kHalf], bf16* out) const {
         for (int d = 0; d < padded_dim_; d += kGroup) turn_words(rows, d, out + d * kHalf);
     }

@@ -23,6 +23,9 @@ template <class S, class P, class Q, class C, class T>
 class AttentionRange {
     using A = typename P::template Activation<T>;
     static constexpr int kBlock = P::kBlockRows;
+    // Rows whose weights are made together: so that the steps of one fill the waits of another, as far as there are
+    // registers.
+    static constexpr int kRowsAtOnce = S::W == 16 ? 4 : 1;
     static constexpr bool kInt8 = std::is_same_v<C, std::int8_t>;
     // Keys and values may be widened for many rows.
     static constexpr bool kMayWiden = sizeof(A) != sizeof(T);
@@ -305,31 +308,42 @@ class AttentionRange {
     void weigh(const Block& block, const Block& next, int base, float* max, float* sum) {
         const int begin = block.first_group() * kGroup, end = block.last_group() * kGroup;
         constexpr int kNumGroups = kSplit / kGroup, kRowsPerGroup = kBlock / kNumGroups;
-        for (int r = 0; r < block.count; ++r) {
+        for (int r = 0; r < block.count; r += kRowsAtOnce) {
             if (r % kRowsPerGroup == 0) {
                 score(next, r / kRowsPerGroup, r / kRowsPerGroup + 1, false, next_scores_);
             }
-            weigh_row(block, r, base, begin, end, max + r, sum + r);
+            weigh_upto<kRowsAtOnce>(block, r, base, begin, end, max, sum);
         }
         score(next, ceil_div(block.count, kRowsPerGroup), kNumGroups, false, next_scores_);
     }
 
-    void weigh_row(const Block& block, int r, int base, int begin, int end, float* max, float* sum) {
+    // Rows of the block from r on, at most N.
+    template <int N>
+    void weigh_upto(const Block& block, int r, int base, int begin, int end, float* max, float* sum) {
+        if constexpr (N > 1) {
+            if (block.count - r < N) return weigh_upto<N - 1>(block, r, base, begin, end, max, sum);
+        }
+        weigh_rows<N>(block, r, base, begin, end, max + r, sum + r);
+    }
+
+    template <int N>
+    void weigh_rows(const Block& block, int first, int base, int begin, int end, float* max,
+                    float* sum) {
         using Softmax = RowSoftmax<S, T>;
-        float* scores = scores_ + r * kSplit;
-        if constexpr (kInt8) Softmax::multiply(scores, begin, end, tiles_.key_scales);
-        float factor = task_.scale * kLog2E;
-        if (!plain_scores_) {
-            Softmax::transform(scores, begin, end, task_.scale, task_.softcap);
-            factor = 1.0f;
+        float* scores = scores_ + first * kSplit;
+        const float factor = plain_scores_ ? task_.scale * kLog2E : 1.0f;
+        for (int r = 0; r < N; ++r) {
+            float* row = scores + r * kSplit;
+            if constexpr (kInt8) Softmax::multiply(row, begin, end, tiles_.key_scales);
+            if (!plain_scores_) Softmax::transform(row, begin, end, task_.scale, task_.softcap);
+            if (!block.partly) continue;
+            const int position = token_of(block.first_row + first + r).position;
+            Softmax::mask(row, begin, end, low_of(position, base), high_of(position, base));
         }
-        if (block.partly) {
-            const int position = token_of(block.first_row + r).position;
-            Softmax::mask(scores, begin, end, low_of(position, base), high_of(position, base));
-        }
-        *max = Softmax::maximum(scores, begin, end) * factor;
-        *sum = Softmax::template exponentials<kInt8>(scores, begin, end, factor, *max,
-                                                     tiles_.value_scales, weights() + r * kSplit);
+        Softmax::template maxima<N>(scores, begin, end, max);
+        for (int r = 0; r < N; ++r) max[r] *= factor;
+        Softmax::template exponentials<kInt8, N>(scores, begin, end, factor, max, tiles_.value_scales,
+                                                 weights() + first * kSplit, sum);
     }
 
     void fold(int split, const Block& block, const float* max, const float* sum) {

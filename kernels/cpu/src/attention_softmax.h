@@ -1,4 +1,4 @@
-// The scores of one row in one split, to weights: a vector holds positions, and a row's sum is taken in an
+// The scores of rows in one split, to weights: a vector holds positions, and a row's sum is taken in an
 // order that positions alone decide.
 #pragma once
 
@@ -41,46 +41,61 @@ struct RowSoftmax {
         for (int i = larger(begin, high); i < end; ++i) scores[i] = kMinusInfinity;
     }
 
-    static float maximum(const float* scores, int begin, int end) {
-        Reg top[kChains];
-        for (int i = 0; i < kChains; ++i) top[i] = S::load(scores + begin + i * S::W);
+    // The largest score of each of N rows, kSplit floats apart. Rows of one call need not wait for each other.
+    template <int N>
+    static void maxima(const float* scores, int begin, int end, float* max) {
+        Reg top[N][kChains];
+        for (int r = 0; r < N; ++r) {
+            for (int i = 0; i < kChains; ++i) top[r][i] = S::load(scores + r * kSplit + begin + i * S::W);
+        }
         for (int c = begin + kGroup; c < end; c += kGroup) {
-            for (int i = 0; i < kChains; ++i) {
-                top[i] = S::max(top[i], S::load(scores + c + i * S::W));
-            }
-        }
-        for (int n = kChains / 2; n > 0; n /= 2) {
-            for (int i = 0; i < n; ++i) top[i] = S::max(top[i], top[i + n]);
-        }
-        return S::reduce_max(top[0]);
-    }
-
-    // weights = 2^(factor * scores - max), maybe in the same place; returns their sum. What is stored is
-    // multiplied by the scale of its position if Scaled.
-    template <bool Scaled, class A>
-    static float exponentials(const float* scores, int begin, int end, float factor, float max,
-                              const float* scales, A* weights) {
-        const Reg scale = S::set1(factor);
-        // Finite where the row sees nothing, so that the differences are no NaN.
-        const Reg shift = S::set1(-larger(-1e30f, max));
-        Reg total[kChains];
-        for (int i = 0; i < kChains; ++i) total[i] = S::zero();
-        for (int c = begin; c < end; c += kGroup) {
-            for (int i = 0; i < kChains; ++i) {
-                const Reg score = S::load(scores + c + i * S::W);
-                const Reg weight = exponential(S::fma(score, scale, shift), T{});
-                total[i] = S::add(total[i], weight);
-                if constexpr (Scaled) {
-                    S::store(weights + c + i * S::W, S::mul(weight, S::load(scales + c + i * S::W)));
-                } else {
-                    S::store(weights + c + i * S::W, weight);
+            for (int r = 0; r < N; ++r) {
+                for (int i = 0; i < kChains; ++i) {
+                    top[r][i] = S::max(top[r][i], S::load(scores + r * kSplit + c + i * S::W));
                 }
             }
         }
-        for (int n = kChains / 2; n > 0; n /= 2) {
-            for (int i = 0; i < n; ++i) total[i] = S::add(total[i], total[i + n]);
+        for (int r = 0; r < N; ++r) {
+            for (int n = kChains / 2; n > 0; n /= 2) {
+                for (int i = 0; i < n; ++i) top[r][i] = S::max(top[r][i], top[r][i + n]);
+            }
+            max[r] = S::reduce_max(top[r][0]);
         }
-        return S::reduce_add(total[0]);
+    }
+
+    // weights = 2^(factor * scores - max) of N rows, maybe in the same place, and their sums. What is stored is
+    // multiplied by the scale of its position if Scaled.
+    template <bool Scaled, int N, class A>
+    static void exponentials(const float* scores, int begin, int end, float factor, const float* max,
+                             const float* scales, A* weights, float* sum) {
+        const Reg scale = S::set1(factor);
+        Reg shift[N], total[N][kChains];
+        for (int r = 0; r < N; ++r) {
+            // Finite where the row sees nothing, so that the differences are no NaN.
+            shift[r] = S::set1(-larger(-1e30f, max[r]));
+            for (int i = 0; i < kChains; ++i) total[r][i] = S::zero();
+        }
+        for (int c = begin; c < end; c += kGroup) {
+            for (int i = 0; i < kChains; ++i) {
+                const int column = c + i * S::W;
+                Reg weight[N];
+                for (int r = 0; r < N; ++r) {
+                    const Reg score = S::load(scores + r * kSplit + column);
+                    weight[r] = exponential(S::fma(score, scale, shift[r]), T{});
+                    total[r][i] = S::add(total[r][i], weight[r]);
+                }
+                for (int r = 0; r < N; ++r) {
+                    if constexpr (Scaled) weight[r] = S::mul(weight[r], S::load(scales + column));
+                    S::store(weights + r * kSplit + column, weight[r]);
+                }
+            }
+        }
+        for (int r = 0; r < N; ++r) {
+            for (int n = kChains / 2; n > 0; n /= 2) {
+                for (int i = 0; i < n; ++i) total[r][i] = S::add(total[r][i], total[r][i + n]);
+            }
+            sum[r] = S::reduce_add(total[r][0]);
+        }
     }
 
   private:

@@ -154,12 +154,14 @@ def test_ragged_batches_match_the_reference(
     check(kernels, reference, step, **options)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 100])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 48, 100])
+@pytest.mark.parametrize("head_dim", [16, 32])
 def test_every_block_size_matches_the_reference(
     kernels: CpuKernels,
     reference: ReferenceKernels,
     dtype: torch.dtype,
     generator: torch.Generator,
+    head_dim: int,
     block_size: int,
     cache_dtype: torch.dtype | None,
 ) -> None:
@@ -168,7 +170,7 @@ def test_every_block_size_matches_the_reference(
         dtype,
         (3, 1),
         (150, 33),
-        AttentionShape(4, 2, 16, block_size),
+        AttentionShape(4, 2, head_dim, block_size),
         cache_dtype=cache_dtype,
     )
     check(kernels, reference, step)
