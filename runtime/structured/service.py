@@ -8,12 +8,15 @@ the interpreter would stop the step loop.) Compiled grammars are kept, least rec
 There are two lanes. In the quick one checks run side by side: what is cheap, which is nearly everything,
 shares the processor with whatever came before it and does not wait for its end. What is not checked within a
 tenth of a second of processor time goes on in the other lane, where a check only runs while a core would
-rest; what looks costly (estimate.py) starts there, as steps would feel that tenth of a second.
+rest; what looks costly (estimate.py) starts there, as steps would feel that tenth of a second. Where no core
+rests for some seconds a check begins again with a small share of one: sound constraints that take long are
+not refused because the machine is busy.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,9 +38,10 @@ QUICK = Allowance(cpu_seconds=0.1, wall_seconds=5.0, niceness=10)
 NUM_QUICK = 8
 """Quick checks at once; one more waits until one of these has had its time."""
 
-THOROUGH = Allowance(cpu_seconds=1.0, wall_seconds=30.0, niceness=12, is_idle=True)
+IDLE = Allowance(cpu_seconds=1.0, wall_seconds=5.0, niceness=12, is_idle=True)
+PATIENT = Allowance(cpu_seconds=1.0, wall_seconds=30.0, niceness=15)
 NUM_THOROUGH = 3
-"""Thorough checks at once. Where no core ever rests each of them takes all of its 30 seconds."""
+"""Thorough checks at once. Where no core ever rests a bomb takes all the seconds of both."""
 
 NUM_COMPILED = 2
 """Constraints of the quick lane compiled at once, as that is done at the priority of the steps."""
@@ -66,7 +70,7 @@ class GrammarService:
         self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
         self._checker = Checker()
         self._thorough = _Lane(
-            partial(self._checker.check, allowance=THOROUGH),
+            partial(check_thoroughly, self._checker),
             ThreadPoolExecutor(NUM_THOROUGH, thread_name_prefix="thorough-grammar"),
             None,
         )
@@ -118,6 +122,21 @@ class GrammarService:
             done = [c for c, entry in self._entries.items() if entry.future.done()]
             for constraint in done[:surplus]:
                 del self._entries[constraint]
+
+
+def check_thoroughly(
+    checker: Checker,
+    constraint: Constraint,
+    *,
+    idle: Allowance = IDLE,
+    patient: Allowance = PATIENT,
+) -> Verdict | None:
+    """Check as `idle` allows, and if it was time that did not suffice, as `patient` does."""
+    started = time.monotonic()
+    verdict = checker.check(constraint, idle)
+    if verdict is None and time.monotonic() - started >= idle.wall_seconds:
+        verdict = checker.check(constraint, patient)
+    return verdict
 
 
 class _Once:

@@ -9,15 +9,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from ramet.runtime.errors import EngineError, GrammarError
 from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
-from ramet.runtime.structured.checker import Verdict, check
+from ramet.runtime.structured.checker import Allowance, Verdict, check
+from ramet.runtime.structured.checking import Checker
 from ramet.runtime.structured.constraint import Constraint, ConstraintKind
 from ramet.runtime.structured.grammar import Vocabulary
-from ramet.runtime.structured.service import NUM_QUICK, GrammarService
+from ramet.runtime.structured.service import NUM_QUICK, GrammarService, check_thoroughly
 
 LIMIT = 60.0
 BOMB = Constraint.json_schema(
@@ -148,6 +150,42 @@ def test_what_looks_costly_is_not_checked_quickly_first(
     thorough.event.set()
     with pytest.raises(GrammarError, match="too complex"):
         future.result(LIMIT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_a_check_for_which_no_core_rests_in_time_is_made_with_a_share_of_one() -> None:
+    starved = Allowance(cpu_seconds=20.0, wall_seconds=0.001, niceness=12, is_idle=True)
+    share = Allowance(cpu_seconds=20.0, wall_seconds=LIMIT, niceness=3)
+    checker = Checker()
+    try:
+        assert check_thoroughly(checker, BOMB, idle=starved, patient=starved) is None
+        sound = Constraint.regex("[a-z]{5000}")
+        assert check_thoroughly(checker, sound, idle=starved, patient=share) is not None
+    finally:
+        checker.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_a_check_that_had_its_processor_time_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    little = Allowance(cpu_seconds=0.05, wall_seconds=LIMIT, niceness=3)
+    checker, allowances = Checker(), list[Allowance]()
+    allowed = checker.check
+
+    def recorded(constraint: Constraint, allowance: Allowance) -> Verdict | None:
+        allowances.append(allowance)
+        return allowed(constraint, allowance)
+
+    monkeypatch.setattr(checker, "check", recorded)
+    try:
+        assert (
+            check_thoroughly(checker, BOMB, idle=little, patient=replace(little, cpu_seconds=20.0))
+            is None
+        )
+    finally:
+        checker.close()
+    assert allowances == [little]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
