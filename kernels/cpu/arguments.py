@@ -146,6 +146,16 @@ def slots_of(slot_mapping: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return slots
 
 
+def check_alike(k: torch.Tensor, v: torch.Tensor) -> None:
+    """See that keys and values to be stored are of one shape.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if k.shape != v.shape:
+        raise ValueError(f"v must be {tuple(k.shape)} like k, not {tuple(v.shape)}")
+
+
 def check_caches(
     k_cache: torch.Tensor, v_cache: torch.Tensor, heads: tuple[int, ...] | torch.Size
 ) -> None:

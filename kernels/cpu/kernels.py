@@ -23,6 +23,7 @@ from .arguments import (
     activation_code,
     address,
     cache_code_of,
+    check_alike,
     check_caches,
     code_of,
     heads_job,
@@ -286,6 +287,7 @@ class CpuKernels:
     ) -> None:
         """See `Kernels.store_kv`."""
         check_caches(k_cache, v_cache, k.shape[1:])
+        check_alike(k, v)
         slots = slots_of(slot_mapping, k)
         k, v = unit_stride(k), unit_stride(v)
         self._native.heads(
@@ -309,6 +311,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See `Kernels.rotary_store_kv`; one pass."""
         check_caches(k_cache, v_cache, k.shape[1:])
+        check_alike(k, v)
         rotation = Rotation(positions, self._constant(cos_sin), q)
         slots = slots_of(slot_mapping, k)
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)

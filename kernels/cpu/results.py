@@ -38,9 +38,19 @@ class Results:
         try:
             spare = self._spare.pop()
         except IndexError:
-            return np.empty(size, dtype=np.float32)
-        return spare if spare.size >= size else np.empty(size, dtype=np.float32)
+            return _memory(size)
+        if spare.size >= size:
+            return spare
+        if size * spare.itemsize > _MOST_KEPT:
+            self._give_back(spare)
+        return _memory(size)
 
     def _give_back(self, memory: NDArray[np.float32]) -> None:
         if memory.nbytes <= _MOST_KEPT and not self._spare:
             self._spare.append(memory)
+
+
+def _memory(size: int) -> NDArray[np.float32]:
+    # From torch, which aligns it to cache lines, as vectors of results are written.
+    memory: NDArray[np.float32] = torch.empty(size, dtype=torch.float32).numpy()
+    return memory

@@ -22,7 +22,8 @@ struct AmxProducts {
     // Two tiles of rows by two of columns: every tile that is loaded is multiplied twice.
     static constexpr int kBlockRows = 32;
 
-    static constexpr bool kJoinsValues = true;
+    template <class T>
+    static constexpr bool kJoinsValues = std::is_same_v<T, bf16>;
 
     static void scores(const float* queries, const Tiles<float>& keys, int num_groups, int num_rows,
                        int first_tile, int last_tile, float* out) {

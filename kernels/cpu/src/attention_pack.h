@@ -13,7 +13,7 @@
 namespace ramet {
 namespace {
 
-// Cache of elements C, panels of elements T (C, or float). Of a cache of 8 bits the integers are packed, which
+// Cache of elements C, tiles of elements T (C, or float). Of a cache of 8 bits the integers are packed, which
 // are exact in any T, and their scales are left to scores and weights: few beside keys and values.
 template <class S, class C, class T>
 class SplitPacker {

@@ -7,9 +7,9 @@
 namespace ramet {
 namespace {
 
-// Of a split in a task, in units of a block of rows over it: packing its keys and values.
+// Of a split in a task, in units of a block of rows over it: reading its keys and values.
 constexpr int kPackCost = 1;
-// Blocks of rows below which it does not pay to pack keys and values once more.
+// Blocks of rows below which it does not pay to read keys and values once more.
 constexpr int kMinBlocks = 4;
 // Tasks per thread that make an even division, whatever their order.
 constexpr int kEvenTasks = 3;
@@ -227,8 +227,8 @@ void AttentionPlan::cut(Schedule& schedule) const {
     }
 }
 
-// As many heads in a task as it holds rows of, at least one: the rows of a position's heads lie together,
-// and are read quickest in one go.
+// As many heads in a task as it holds rows of, at least one: fewer tasks, and where a cache is in rows those of a
+// position's heads lie together.
 int AttentionPlan::heads_per_piece(const Piece& piece) const {
     const int num_rows = (piece.last_token - piece.first_token) * (num_heads_ / num_kv_heads_);
     return std::max(1, kMaxTaskRows / (ceil_div(num_rows, kHalf) * kHalf));

@@ -33,6 +33,7 @@ struct VectorProducts {
     // Rows of a block.
     static constexpr int kBlockRows = 16;
     // Whether tiles of values must lie one after another, up to the end of a group of 32 positions.
+    template <class T>
     static constexpr bool kJoinsValues = false;
 
     // scores[row][position] = queries x keys, for tiles of 16 positions; rows of kSplit scores.

@@ -17,7 +17,7 @@ namespace {
 
 // Queries of elements Q, cache of elements C, products of elements T.
 //
-// Rows are taken in blocks: keys and values of a split are packed once for all of them. Scores and weights
+// Rows are taken in blocks: keys and values of a split are made ready once for all of them. Scores and weights
 // lie as [row][position], so that the work is that of the rows which there are.
 template <class S, class P, class Q, class C, class T>
 class AttentionRange {
@@ -34,7 +34,8 @@ class AttentionRange {
     static std::size_t scratch_size(int head_dim) {
         const std::size_t dim = padded_head_dim(head_dim);
         return kMaxRows * (dim * (sizeof(A) + sizeof(float)) + 2 * sizeof(float)) +
-               2 * kSplit * dim * (sizeof(T) + (kMayWiden ? sizeof(A) : 0)) + kBlock * kSplit * (sizeof(A) + 2 * sizeof(float)) +
+               2 * kSplit * dim * (sizeof(T) + (kMayWiden ? sizeof(A) : 0)) +
+               kBlock * kSplit * (sizeof(A) + 2 * sizeof(float)) +
                kBlock * dim * sizeof(float) + kHalf * dim * sizeof(T);
     }
 
@@ -225,7 +226,7 @@ class AttentionRange {
     void read(const Block& all) {
         const int first = 2 * all.first_group(), last = 2 * all.last_group();
         with_source([&](auto& source) {
-            source.read(kv_head_, first, last, P::kJoinsValues, keys_, values_, &tiles_);
+            source.read(kv_head_, first, last, P::template kJoinsValues<T>, keys_, values_, &tiles_);
         });
     }
 

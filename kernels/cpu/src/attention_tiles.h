@@ -5,6 +5,7 @@
 
 #include "attention_products.h"
 #include "attention_task.h"
+#include "fetch_ahead.h"
 #include "kv_tiles.h"
 #include "widen_tiles.h"
 
@@ -17,7 +18,7 @@ struct SplitTiles {
     int end = 0;  // of the tiles that hold anything
     const T* keys[kSplitTiles];
     const T* values[kSplitTiles];
-    // What is still to be fetched while these are read; null where something else does.
+    // What is to be fetched while these are read, where `fetches` says that nothing has fetched it.
     const T* keys_ahead[kSplitTiles];
     const T* values_ahead[kSplitTiles];
     bool fetches = false;
@@ -74,8 +75,10 @@ class TileReader {
         }
         for (int i = out->end; i < last; ++i) {
             out->keys[i] = out->keys[i - 1];
-            out->keys_ahead[i] = out->keys_ahead[i - 1];
+            if constexpr (kAsStored) out->keys_ahead[i] = out->keys_ahead[i - 1];
             if (joined) std::memset(values + i * kHalf * dim_, 0, kHalf * dim_ * sizeof(T));
+            // Weights there are zeros, and what they are multiplied by must be finite for them to stay so.
+            if constexpr (kInt8) std::memset(value_scales_ + i * kHalf, 0, kHalf * sizeof(float));
         }
         out->key_scales = key_scales_;
         out->value_scales = value_scales_;
@@ -115,7 +118,7 @@ class TileReader {
             if (first <= i && i < last) continue;
             const auto* key = reinterpret_cast<const char*>(ahead(task_.k_cache, i));
             const auto* value = reinterpret_cast<const char*>(ahead(task_.v_cache, i));
-            for (int byte = 0; byte < tile_bytes_; byte += kLineBytes) {
+            for (int byte = 0; byte < tile_bytes_; byte += kCacheLine) {
                 __builtin_prefetch(key + byte, 0, 2);
                 __builtin_prefetch(value + byte, 0, 2);
             }
@@ -169,9 +172,9 @@ class TileReader {
     }
 
     void copy(const T* tile, const T* ahead, T* out) const {
-        for (int at = 0; at < kHalf * dim_; at += kLineBytes / sizeof(T)) {
+        for (int at = 0; at < kHalf * dim_; at += kCacheLine / sizeof(T)) {
             __builtin_prefetch(ahead + at, 0, 2);
-            std::memcpy(out + at, tile + at, kLineBytes);
+            std::memcpy(out + at, tile + at, kCacheLine);
         }
     }
 
@@ -189,15 +192,13 @@ class TileReader {
         return reinterpret_cast<const std::uint32_t*>(tile);
     }
 
-    static constexpr int kLineBytes = 64;
-
     const AttentionTask& task_;
     const TileLayout<C> layout_;
     const int dim_, tile_bytes_;
     Located here_, next_;
     std::int64_t head_offset_ = 0, next_head_offset_ = 0;
-    alignas(64) float key_scales_[kInt8 ? kSplit : 1];
-    alignas(64) float value_scales_[kInt8 ? kSplit : 1];
+    alignas(64) float key_scales_[kInt8 ? kSplit : 1] = {};
+    alignas(64) float value_scales_[kInt8 ? kSplit : 1] = {};
 };
 
 }  // namespace

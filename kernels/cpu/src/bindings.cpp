@@ -212,6 +212,9 @@ HeadsJob heads_job(int dtype, int out_dtype, Address x, Stride token_stride, Str
                                     std::to_string(kMaxInt8HeadDim) + ", not " +
                                     std::to_string(head_dim));
     }
+    if (slots && static_cast<CachePart>(part) == CachePart::none) {
+        throw std::invalid_argument("slots are those of keys or of values");
+    }
     return {static_cast<DType>(dtype),
             static_cast<DType>(out_dtype),
             at(x),

@@ -1,6 +1,6 @@
 // What one instruction set provides: plain functions on pointers, single-threaded, over a range of a job.
 //
-// A job describes a whole op; drivers (linear.cpp, elementwise.cpp, attention.cpp) cut it into ranges.
+// A job describes a whole op; drivers (dense_ops.cpp, quantized_ops.cpp, attention_plan.cpp) cut it into ranges.
 #pragma once
 
 #include "kv_tiles.h"
@@ -11,7 +11,7 @@ namespace ramet {
 struct LinearJob {
     DType dtype;
     const void* activations;  // packed: [row tiles][groups][16][32]
-    const void* weight;       // packed: panels of [groups][...], see pack.h
+    const void* weight;       // packed: panels of [groups][...], see dense_weight.h
     int num_groups;
     int num_rows;
     int num_columns;         // of out
@@ -64,8 +64,8 @@ struct GateJob {
     void* out;  // [num_rows, num_columns], contiguous
 };
 
-// Heads of every token, their first rotary_dim dims rotated, written to row slots[token] of out (row
-// `token` without slots). With rotary_dim 0 it is a copy.
+// Heads of every token, their first rotary_dim dims rotated, written to slot slots[token] of a cache (row
+// `token` of out without slots). With rotary_dim 0 it is a copy.
 struct HeadsJob {
     DType dtype, out_dtype;  // rounded to dtype first
     const void* x;           // [num_tokens, num_heads, head_dim]

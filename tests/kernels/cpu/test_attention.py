@@ -221,6 +221,20 @@ def test_what_lies_in_8_bits_past_the_end_does_not_matter(
     assert torch.equal(step.run(kernels)[0], expected)
 
 
+def test_a_short_sequence_after_one_that_is_nan_is_as_if_alone(
+    kernels: CpuKernels, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    # What one task leaves in memory that another takes, uninitialised, must not matter.
+    short = make_step(generator, dtype, (1,), (5,), cache_dtype=torch.int8)
+    expected, _ = short.run(kernels)
+    long = make_step(generator, dtype, (1,) * 8, (128,) * 8, cache_dtype=torch.int8)
+    nan = to_rows(torch.full((32,), torch.nan), torch.int8)
+    long.k_cache[:], long.v_cache[:] = nan, nan
+    assert long.run(kernels)[0].isnan().all()
+    assert torch.equal(short.run(kernels)[0], expected)
+    assert expected.isfinite().all()
+
+
 def test_queries_may_be_a_view(
     kernels: CpuKernels,
     dtype: torch.dtype,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ramet.kernels.cpu.arguments import heads_job
 from ramet.kernels.cpu.kernels import CpuKernels
 from ramet.kernels.cpu.kv_tiles import to_tiles
 from ramet.kernels.kv_rows import row_size, to_rows
@@ -213,5 +214,10 @@ def test_what_does_not_fit_raises(kernels: CpuKernels) -> None:
         kernels.store_kv(heads, heads, narrow, narrow, torch.arange(2))
     with pytest.raises(ValueError, match="are float32, bfloat16 or int8, not torch.float16"):
         kernels.store_kv(heads, heads, cache.half(), cache.half(), torch.arange(2))
+    more = torch.ones(2, 2, 8)
+    with pytest.raises(ValueError, match=r"v must be \(2, 1, 8\) like k, not \(2, 2, 8\)"):
+        kernels.store_kv(heads, more, cache, cache.clone(), torch.arange(2))
+    with pytest.raises(ValueError, match="slots are those of keys or of values"):
+        heads_job(heads, cache, slots=torch.arange(2))
     with pytest.raises(ValueError, match="3 slots for 2 tokens"):
         kernels.store_kv(heads, heads, cache, cache.clone(), torch.arange(3))

@@ -39,3 +39,15 @@ def test_a_larger_result_gets_memory_of_its_own_size_and_none_gets_none() -> Non
     results.new((2, 10))
     assert results.new((200, 10)).fill_(1.0).sum() == 2000
     assert results.new((0, 10)).shape == (0, 10)
+
+
+def test_results_begin_at_cache_lines() -> None:
+    results = Results()
+    assert all(results.new((rows, 1000)).data_ptr() % 64 == 0 for rows in (1, 7, 300))
+
+
+def test_a_result_too_large_to_keep_does_not_cost_the_memory_that_is_kept() -> None:
+    results = Results()
+    address = results.new((4, 100)).data_ptr()
+    results.new((9 << 20,))
+    assert results.new((4, 100)).data_ptr() == address
