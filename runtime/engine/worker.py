@@ -47,6 +47,10 @@ _STDIN_POLL_SECONDS = 0.05
 # Long enough for the last message to leave, short enough not to outlive a parent that stopped reading.
 _LINGER_SECONDS = 2.0
 _RECEIVE_SIZE = 1 << 18
+# What `poll` takes, a C int.
+_MAX_POLL_MILLISECONDS = 2**31 - 1
+# A reader that keeps up takes a message of megabytes within this; a step may wait that much for it.
+_FLUSH_SECONDS = 0.005
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +103,9 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
 class SocketChannel:
     """The loop's channel over a connected unix socket, a stream.
 
-    Sends never wait: what the parent has not read yet is queued in memory, which the bound on live
-    requests and their `max_tokens` bounds too. A parent that closes its end is a Shutdown.
+    Sends wait for some milliseconds, and only while the parent reads: what it has not read yet is queued in
+    memory, which the bound on live requests and their `max_tokens` bounds too. A parent that closes its end
+    is a Shutdown.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -149,17 +154,30 @@ class SocketChannel:
         """Wait until something can be read, or written of what is queued; writes it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        ready = poll.poll(None if timeout is None else math.ceil(1000 * timeout))
+        ready = poll.poll(None if timeout is None else _milliseconds(timeout))
         if any(event & ~select.POLLIN for _, event in ready):
             self._flush()
 
     def _flush(self) -> None:
+        """Write what is queued while its reader keeps up; the socket holds a fraction of a megabyte."""
+        deadline: float | None = None
         try:
-            del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
+            while self._unsent:
+                try:
+                    del self._unsent[: self._socket.send(self._unsent)]
+                except BlockingIOError:
+                    if deadline is None or not self._is_read_before(deadline):
+                        return
+                if deadline is None:
+                    deadline = time.monotonic() + _FLUSH_SECONDS
         except ConnectionError:
             self._unsent.clear()  # Nobody will read it any more.
+
+    def _is_read_before(self, deadline: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        timeout = deadline - time.monotonic()
+        return timeout > 0 and bool(poll.poll(_milliseconds(timeout)))
 
     def _decode(self, frame: bytes) -> list[ToEngine]:
         try:
@@ -180,6 +198,11 @@ class SocketChannel:
                 request_id=request_id, finish_reason=FinishReason.ERROR, error=reason
             )
             self.send(StepOutputs(outputs=[output], stats=self._stats))
+
+
+def _milliseconds(timeout: float) -> int:
+    """Seconds as `poll` takes them, to which a negative number would mean no end."""
+    return math.ceil(min(max(0.0, 1000 * timeout), _MAX_POLL_MILLISECONDS))
 
 
 def end_with_parent(parent_pid: int, folder: Path) -> None:

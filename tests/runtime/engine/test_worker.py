@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from ramet.runtime.config import CacheConfig, EngineConfig, ModelOptions, SchedulerConfig
+from ramet.runtime.engine import worker
 from ramet.runtime.engine.messages import (
     Abort,
     EngineInfo,
@@ -169,6 +170,42 @@ def test_what_a_slow_parent_has_not_read_waits_and_arrives_in_order(
     for message in sent:
         assert channel.receive(block=False) == []
         assert received(far) == message
+
+
+def test_a_message_larger_than_the_socket_holds_leaves_at_once_if_it_is_read(
+    ends: tuple[SocketChannel, FarEnd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_FLUSH_SECONDS", 60.0)
+    channel, far = ends
+    sent = [StartFailed(message=str(i) * 3_000_000) for i in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: [received(far) for _ in sent])
+        for message in sent:
+            channel.send(message)
+        assert reading.result() == sent, "though nothing is received meanwhile"
+
+
+def test_a_send_that_finds_the_socket_full_does_not_wait(
+    ends: tuple[SocketChannel, FarEnd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, _ = ends
+    channel.send(StartFailed(message="a" * 3_000_000))
+    monkeypatch.setattr(worker, "_FLUSH_SECONDS", float("inf"))
+    channel.send(StartFailed(message="b"))
+
+
+@pytest.mark.parametrize("timeout", [2_592_000.0, 1e300])
+def test_a_wait_may_be_longer_than_poll_counts(
+    ends: tuple[SocketChannel, FarEnd], timeout: float
+) -> None:
+    channel, far = ends
+    far.send(msgspec.msgpack.encode(ResetPrefixCache()))
+    assert channel.receive(block=True, timeout=timeout) == [ResetPrefixCache()]
+
+
+def test_a_wait_whose_time_has_passed_ends(ends: tuple[SocketChannel, FarEnd]) -> None:
+    channel, _ = ends
+    assert channel.receive(block=True, timeout=-0.5) == []
 
 
 def test_what_waits_leaves_before_the_channel_is_closed(
