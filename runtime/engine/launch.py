@@ -31,12 +31,12 @@ from .worker import WorkerOptions, write_options
 _MAX_SOCKET_PATH = 100
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """The near end of a worker's socket, once it has connected.
 
     Attributes:
         transport: None before that.
-        ended: done when nothing will arrive any more; fails with what `take` raised, which ends it too.
+        ended: done when nothing will be taken any more; fails with the error that ended it.
     """
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
@@ -49,16 +49,24 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
         try:
             for frame in self._unpacker.feed(data):
                 if not self.ended.done():
                     self._take(frame)
         except Exception as error:
-            self.ended.set_exception(error)
+            self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, and take nothing more."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+        self.abort()
 
     def abort(self) -> None:
         """Take nothing more, whether the worker has connected or not."""
@@ -82,7 +90,7 @@ class Worker:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._handle: Callable[[FromEngine], None] | None = None
-        self._connection = _Connection(self._take)
+        self._connection = Connection(self._take)
         self._accepting = asyncio.create_task(self._accept())
         self._exit_code = in_background(process.wait, "engine-exit")
 
@@ -174,7 +182,8 @@ class Worker:
 
         Returns:
             Done when no message will come, as all of a process that has ended have come. It fails with
-            what `handle` raised, or with msgspec.DecodeError where the process sent something else.
+            what `handle` raised, with msgspec.DecodeError or struct.error where the process sent something
+            else, or with OSError where the system refuses the connection.
         """
         self._handle = handle
         return self._connection.ended
@@ -185,8 +194,11 @@ class Worker:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        connection, _ = await loop.sock_accept(self._listener)
-        await loop.connect_accepted_socket(lambda: self._connection, connection)
+        try:
+            connection, _ = await loop.sock_accept(self._listener)
+            await loop.connect_accepted_socket(lambda: self._connection, connection)
+        except OSError as error:
+            self._connection.fail(error)
 
     async def wait(self) -> int:
         """Wait until the process ends; returns its exit code, negative for the signal that killed it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import subprocess
 import time
 from collections import deque
@@ -378,8 +379,10 @@ async def _end_of(reader: asyncio.Future[None], exited: asyncio.Future[int]) -> 
     failure = reader.exception() if reader.done() else None
     if isinstance(failure, RametError):
         return failure
-    if isinstance(failure, msgspec.DecodeError):
+    if isinstance(failure, msgspec.DecodeError | struct.error):
         return EngineDead(f"The engine process sent a broken message: {failure}.")
+    if isinstance(failure, OSError):
+        return EngineDead(f"The engine process could not be connected: {failure}.")
     if failure is not None:
         raise failure
     return EngineDead(f"The engine process {describe_exit(exited.result())}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -186,6 +187,29 @@ async def test_errors_of_the_core_arrive_as_outputs(start_engine: Any, make_requ
     engine = await start_engine()
     (output,) = await collect(engine.submit([make_request([904])]))
     assert (output.finish_reason, output.error) == (FinishReason.ERROR, "asked to fail")
+
+
+async def test_a_connection_that_the_system_refuses_counts_as_a_death(
+    start_engine: Any,
+    make_request: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = await start_engine()
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+
+    async def refuse_once(listener: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", refuse_once)
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: not refusals and engine.status is EngineStatus.READY)
+    assert "Too many open files" in caplog.text
+    assert len(await collect(engine.submit([make_request()]))) == 4
 
 
 async def test_resetting_the_cache_changes_the_statistics_of_an_idle_engine(
