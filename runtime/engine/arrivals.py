@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ContextLengthExceeded, InvalidRequest, RequestError
 from ..execution.randomness import derive_seed
-from ..request import Request, TokenArray
+from ..request import FinishReason, Request, RequestOutput, TokenArray
 from .messages import EngineInfo, GenerateRequest, Retain
 
 
@@ -44,6 +44,17 @@ def make_request(
         group=message.group,
         priority=message.priority,
         deadline=None if message.timeout is None else now + message.timeout,
+    )
+
+
+def refusal(message: GenerateRequest, error: str, *, invalid: bool = False) -> RequestOutput:
+    """The only output of a request that was not taken; `invalid` if its sender is to blame."""
+    return RequestOutput(
+        request_id=message.request_id,
+        finish_reason=FinishReason.ERROR,
+        num_prompt_tokens=len(message.prompt_ids),
+        error=error,
+        invalid=invalid,
     )
 
 

@@ -32,7 +32,7 @@ from ..scheduler import ScheduleBatch, ScheduledRequest, Scheduler
 from ..structured.grammar import Vocabulary
 from ..structured.service import GrammarService
 from ..text.tokenizer import Tokenizer
-from .arrivals import check_retention, make_request
+from .arrivals import check_retention, make_request, refusal
 from .constrained import ConstrainedRequests, Progress
 from .deadlines import Deadlines
 from .live import End, LiveRequest
@@ -98,11 +98,12 @@ class EngineCore:
         try:
             self._add(message)
         except RequestError as error:
-            self._refuse(message, str(error), invalid=True)
+            self._outputs.append(refusal(message, str(error), invalid=True))
         except Exception as error:
             # Whatever is wrong with one request is no reason to end the others with the engine.
             logger.exception("request %s could not be taken", message.request_id)
-            self._refuse(message, f"The engine could not take this request: {error}")
+            reason = f"The engine could not take this request: {error}"
+            self._outputs.append(refusal(message, reason))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now, by exact id; ids that are not live are ignored."""
@@ -234,17 +235,6 @@ class EngineCore:
     def _queue(self, live: LiveRequest) -> None:
         self.scheduler.add(live.request)
         live.is_queued = True
-
-    def _refuse(self, message: GenerateRequest, error: str, *, invalid: bool = False) -> None:
-        self._outputs.append(
-            RequestOutput(
-                request_id=message.request_id,
-                finish_reason=FinishReason.ERROR,
-                num_prompt_tokens=len(message.prompt_ids),
-                error=error,
-                invalid=invalid,
-            )
-        )
 
     def _expire(self) -> None:
         self._retention.expire()
