@@ -53,6 +53,11 @@ class _Entry:
     future: Future[Grammar] = field(default_factory=Future)
     num_waiting: int = 0
 
+    def check_wanted(self) -> None:
+        """Raise EngineError if nobody waits any more."""
+        if self.num_waiting <= 0:
+            raise EngineError("Nobody waits for the constraint any more.")
+
 
 class GrammarService:
     """Grammars of one model. Its methods are called on one thread.
@@ -75,7 +80,7 @@ class GrammarService:
             None,
         )
         self._quick = _Lane(
-            partial(self._checker.check, allowance=QUICK),
+            partial(check_quickly, self._checker),
             ThreadPoolExecutor(NUM_QUICK, thread_name_prefix="grammar"),
             self._thorough,
         )
@@ -124,17 +129,29 @@ class GrammarService:
                 del self._entries[constraint]
 
 
+def check_quickly(
+    checker: Checker, constraint: Constraint, check_wanted: Callable[[], None]
+) -> Verdict | None:
+    """Check as `QUICK` allows, which is over too soon for `check_wanted` to be asked."""
+    return checker.check(constraint, QUICK)
+
+
 def check_thoroughly(
     checker: Checker,
     constraint: Constraint,
+    check_wanted: Callable[[], None],
     *,
     idle: Allowance = IDLE,
     patient: Allowance = PATIENT,
 ) -> Verdict | None:
-    """Check as `idle` allows, and if it was time that did not suffice, as `patient` does."""
+    """Check as `idle` allows, and if it was time that did not suffice, as `patient` does.
+
+    `check_wanted` is called between the two; what it raises ends the check.
+    """
     started = time.monotonic()
     verdict = checker.check(constraint, idle)
     if verdict is None and time.monotonic() - started >= idle.wall_seconds:
+        check_wanted()
         verdict = checker.check(constraint, patient)
     return verdict
 
@@ -158,14 +175,15 @@ class _Lane:
     """Threads that check and compile.
 
     Args:
-        check: the verdict on a constraint; None for what takes too long in this lane.
+        check: the verdict on a constraint; None for what takes too long in this lane. It is also given what
+            raises if nobody waits for it any more.
         pool: of the threads.
         slower: the lane of what takes too long here, or looks as if it would; None if that is too complex.
     """
 
     def __init__(
         self,
-        check: Callable[[Constraint], Verdict | None],
+        check: Callable[[Constraint, Callable[[], None]], Verdict | None],
         pool: ThreadPoolExecutor,
         slower: _Lane | None,
     ) -> None:
@@ -183,10 +201,9 @@ class _Lane:
         if not future.running() and not future.set_running_or_notify_cancel():
             return
         try:
-            if entry.num_waiting <= 0:
-                raise EngineError("Nobody waits for the constraint any more.")
+            entry.check_wanted()
             skips = self._slower is not None and looks_costly(constraint)
-            verdict = None if skips else self.check(constraint)
+            verdict = None if skips else self.check(constraint, entry.check_wanted)
             if verdict is None and self._slower is not None:
                 self._slower.enter(entry, vocabulary)
                 return

@@ -6,10 +6,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -102,6 +103,10 @@ def test_a_bomb_ends_within_its_limits_and_what_comes_with_it_is_compiled(
     assert service.get(Constraint.regex("ab")).result(LIMIT)
 
 
+def wanted() -> None:
+    """Somebody waits."""
+
+
 def bomb(number: int) -> Constraint:
     """One that takes seconds to compile, and is like no other."""
     parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{number}"} for i in range(1, 40)]
@@ -116,7 +121,7 @@ class Thorough:
         self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
         monkeypatch.setattr(service._thorough, "check", self.check)
 
-    def check(self, constraint: Constraint) -> None:
+    def check(self, constraint: Constraint, check_wanted: Callable[[], None]) -> None:
         self.checked.append(constraint)
         self.begun.put(constraint)
         assert self.event.wait(LIMIT)
@@ -158,9 +163,9 @@ def test_a_check_for_which_no_core_rests_in_time_is_made_with_a_share_of_one() -
     share = Allowance(cpu_seconds=20.0, wall_seconds=LIMIT, niceness=3)
     checker = Checker()
     try:
-        assert check_thoroughly(checker, BOMB, idle=starved, patient=starved) is None
+        assert check_thoroughly(checker, BOMB, wanted, idle=starved, patient=starved) is None
         sound = Constraint.regex("[a-z]{5000}")
-        assert check_thoroughly(checker, sound, idle=starved, patient=share) is not None
+        assert check_thoroughly(checker, sound, wanted, idle=starved, patient=share) is not None
     finally:
         checker.close()
 
@@ -180,7 +185,9 @@ def test_a_check_that_had_its_processor_time_is_not_made_again(
     monkeypatch.setattr(checker, "check", recorded)
     try:
         assert (
-            check_thoroughly(checker, BOMB, idle=little, patient=replace(little, cpu_seconds=20.0))
+            check_thoroughly(
+                checker, BOMB, wanted, idle=little, patient=replace(little, cpu_seconds=20.0)
+            )
             is None
         )
     finally:
@@ -208,6 +215,31 @@ def test_a_bomb_that_nobody_wants_any_more_is_not_checked_thoroughly(
     assert service.get(bomb(2)) is not second, "whoever asks again is served"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
+def test_a_bomb_that_is_left_while_no_core_rests_is_not_checked_patiently(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowances, begun, is_left = list[Allowance](), threading.Event(), threading.Event()
+
+    def starved(constraint: Constraint, allowance: Allowance) -> None:
+        allowances.append(allowance)
+        begun.set()
+        assert is_left.wait(LIMIT)
+
+    monkeypatch.setattr(service._checker, "check", starved)
+    idle = Allowance(cpu_seconds=1.0, wall_seconds=0.0, niceness=12, is_idle=True)
+    check = partial(check_thoroughly, service._checker, idle=idle)
+    monkeypatch.setattr(service._thorough, "check", check)
+    long = Constraint.regex("a{5000}")
+    future = service.get(long)
+    assert begun.wait(LIMIT)
+    service.leave(long)
+    is_left.set()
+    with pytest.raises(EngineError, match="Nobody waits"):
+        future.result(LIMIT)
+    assert allowances == [idle]
+
+
 class Quick:
     """Stands in for the checks of the quick lane: a bomb's goes on until it is told that its time is over."""
 
@@ -216,7 +248,7 @@ class Quick:
         self.over = threading.Semaphore(0)
         monkeypatch.setattr(service._quick, "check", self.check)
 
-    def check(self, constraint: Constraint) -> Verdict | None:
+    def check(self, constraint: Constraint, check_wanted: Callable[[], None]) -> Verdict | None:
         self.begun.put(constraint)
         if constraint.kind is ConstraintKind.REGEX:
             return check(constraint, byte_tokenizer())
