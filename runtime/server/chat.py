@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
+from ..tools.definitions import definitions
 from ..tools.instruction import told
 from .answer import answer_head, choice_end
 from .body import convert, read_object
@@ -21,7 +22,7 @@ from .protocol import ChatMessage, ChatRequest, check_chat, sampling_params
 from .refusals import CHAT, refuse
 from .stream import ChunkSkeleton, respond
 from .tool_answer import ToolAnswer
-from .tools import ToolUse, definitions, tool_use
+from .tools import ToolUse, tool_use
 
 _encode = msgspec.json.encode
 

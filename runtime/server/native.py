@@ -36,6 +36,7 @@ from fastapi import Request, Response
 from msgspec import Meta
 
 from ..errors import RametError
+from ..tools.definitions import ToolDefinition, definitions
 from ..tools.instruction import told
 from .body import convert_strictly, read_object
 from .branches import Branch, Branches
@@ -44,9 +45,7 @@ from .errors import error_body
 from .generation import Generation
 from .intake import ServerContext, tenant
 from .native_work import GenerateItem, ShowText, Work, prepare_work
-from .protocol import ToolDefinition
 from .stream import EventStream, event
-from .tools import definitions
 
 MAX_REQUESTS = 1024
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..request import MAX_LOGPROBS, SamplingParams
+from ..tools.definitions import ToolDefinition
 from .constraints import constraint_of
 
 MAX_SAMPLES = 128
@@ -156,25 +157,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | None = None
     reasoning: Any = None
     function_call: ToolCallFunction | None = None
-
-
-class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that may be called; `parameters` is a JSON schema, absent for one without any.
-
-    `strict` holds the arguments to the schema even where nothing obliges the model to call.
-    """
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool; only functions are understood."""
-
-    type: str = "function"
-    function: FunctionDefinition | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):

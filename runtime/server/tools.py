@@ -6,26 +6,22 @@
     required    the whole output is calls, with arguments that their schemas allow
     a function  the whole output is one call of that function
 
-Knows definitions and constraints; nothing of templates, and nothing of answers.
+Knows what the calls are constrained to; nothing of templates, and nothing of answers.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidRequest
 from ..structured.calls import CallGrammar, CallRule, OtherText
 from ..structured.constraint import Constraint, ConstraintKind
+from ..tools.definitions import FunctionDefinition, functions_of
 from ..tools.form import Form
-from .protocol import ChatRequest, FunctionDefinition, ToolDefinition
+from .protocol import ChatRequest
 
-MAX_TOOLS = 128
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MEMBERS = (
     *("properties", "patternProperties", "additionalProperties", "propertyNames"),
     *("allOf", "anyOf", "oneOf", "$ref", "const", "enum"),
@@ -52,25 +48,6 @@ class ToolUse:
     is_only_calls: bool = False
 
 
-def definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
-    """The tools as models are told of them.
-
-    Raises:
-        InvalidRequest: one is malformed, or has the name of another; names the field.
-    """
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": function.name,
-                **({} if function.description is None else {"description": function.description}),
-                "parameters": function.parameters or {"type": "object", "properties": {}},
-            },
-        }
-        for function in _functions(tools)
-    ]
-
-
 def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> ToolUse | None:
     """What the request's fields mean; None if it has no tools.
 
@@ -81,7 +58,7 @@ def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> To
     Raises:
         InvalidRequest: a field is malformed, or contradicts another; names it.
     """
-    functions = _functions(body.tools or [])
+    functions = functions_of(body.tools or [])
     mode, chosen = _choice(body.tool_choice, [function.name for function in functions])
     if not functions:
         return None
@@ -123,55 +100,6 @@ def tool_use(body: ChatRequest, form: Form, constraint: Constraint | None) -> To
         is_held=is_held,
         is_only_calls=demands,
     )
-
-
-def _functions(tools: Sequence[ToolDefinition]) -> list[FunctionDefinition]:
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(
-            f"tools has {len(tools)} tools; at most {MAX_TOOLS} are taken.", param="tools"
-        )
-    functions: dict[str, FunctionDefinition] = {}
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.type != "function":
-            raise InvalidRequest(
-                f"{where}.type must be function; {tool.type[:100]!r} is not supported by this server.",
-                param=f"{where}.type",
-            )
-        function = tool.function
-        if function is None:
-            raise InvalidRequest(f"{where}.function is missing.", param=f"{where}.function")
-        if _NAME.fullmatch(function.name) is None:
-            raise InvalidRequest(
-                f"{where}.function.name must be 1 to 64 letters, digits, _ and -, not "
-                f"{function.name[:100]!r}.",
-                param=f"{where}.function.name",
-            )
-        if function.name in functions:
-            raise InvalidRequest(
-                f"{where}.function.name: another tool is called {function.name!r} too.",
-                param=f"{where}.function.name",
-            )
-        _check_parameters(function.parameters or {}, f"{where}.function.parameters")
-        functions[function.name] = function
-    return list(functions.values())
-
-
-def _check_parameters(schema: dict[str, Any], where: str) -> None:
-    """Refuse what is no schema of an object; the rest is found out when it is compiled."""
-    if schema.get("type", "object") != "object":
-        raise InvalidRequest(
-            f"{where}.type must be object, not {schema['type']!r}.", param=f"{where}.type"
-        )
-    properties, required = schema.get("properties"), schema.get("required")
-    if properties is not None and not isinstance(properties, dict):
-        raise InvalidRequest(f"{where}.properties must be an object.", param=f"{where}.properties")
-    if required is not None and not (
-        isinstance(required, list) and all(isinstance(name, str) for name in required)
-    ):
-        raise InvalidRequest(
-            f"{where}.required must be a list of texts.", param=f"{where}.required"
-        )
 
 
 def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[str, list[str]]:

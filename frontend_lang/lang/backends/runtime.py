@@ -174,10 +174,12 @@ class Runtime:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> str:
+        from ramet.runtime.tools.definitions import definitions, read_tools
         from ramet.runtime.tools.instruction import told
 
         plain = [message.as_dict() for message in messages]
-        shown, listed = told(plain, tools or (), lists_tools=self._template.lists_tools)
+        known = definitions(read_tools(tools or ()))
+        shown, listed = told(plain, known, lists_tools=self._template.lists_tools)
         return await asyncio.to_thread(
             lambda: self._template.render(
                 shown, tools=listed, add_generation_prompt=add_generation_prompt

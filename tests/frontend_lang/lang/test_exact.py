@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import ramet as sgl
 from ramet import ProgramError, RuntimeEndpoint
+from ramet.runtime import RametError
 
 
 @sgl.function
@@ -222,6 +224,25 @@ def test_the_models_template_lists_tools(exact: Any) -> None:
     before = state.meta("x")
     assert state.meta("y")["cached_tokens"] >= before["prompt_tokens"] + 3
     assert [message["role"] for message in state.messages()] == ["user", "assistant"] * 2
+
+
+async def test_the_template_gets_tools_as_a_server_gives_them(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Template:
+        lists_tools = True
+
+        def render(self, messages: Any, *, tools: Any, add_generation_prompt: bool) -> str:
+            return json.dumps(tools)
+
+    def tool(name: str, **members: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, **members}}
+
+    monkeypatch.setattr(runtime, "_template", Template())
+    text = await runtime._render((), True, [tool("f", strict=True)])
+    assert json.loads(text) == [tool("f", parameters={"type": "object", "properties": {}})]
+    with pytest.raises(RametError, match="another tool"):
+        await runtime._render((), True, [tool("f"), tool("f")])
 
 
 def test_wrong_values_and_long_prompts_are_said_by_name(exact: Any) -> None:
