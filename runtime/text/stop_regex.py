@@ -16,7 +16,7 @@ MAX_PATTERN_LEN = 256
 MAX_POSITIONS = 256
 """Characters to match in all patterns together, counted repetitions written out."""
 
-_MAX_REMEMBERED = 4096
+_MAX_REMEMBERED = 1024
 
 
 class StopPatterns:
@@ -52,7 +52,7 @@ class StopPatterns:
             piece = self.automaton.add(pattern)
         except PatternError as error:
             raise PatternError(f"{pattern!r}: {error}") from None
-        if piece.is_empty:
+        if piece.is_blank:
             raise PatternError(
                 f"{pattern!r} matches the empty text, so that nothing could be said."
             )
@@ -82,8 +82,8 @@ class StopPatterns:
         if mask is None:
             if len(self._masks) >= _MAX_REMEMBERED:
                 self._masks.clear()
-            tests = enumerate(self.automaton.tests)
-            mask = sum(1 << i for i, test in tests if test is not None and test(character))
+            # No two tests have a position in common.
+            mask = sum(bits for test, bits in self.automaton.tests.items() if test(character))
             self._masks[character] = mask
         return mask
 
@@ -125,11 +125,12 @@ class RegexWatch:
         """What is reached between the last character and what comes after it."""
         patterns, reached = self._patterns, self._reached
         holding = sum(
-            1 << index
-            for index, holds in patterns.automaton.gap_tests.items()
+            bits
+            for holds, bits in patterns.automaton.gap_tests.items()
             if holds(self._before, after)
         )
-        while new := patterns.following(reached) & holding & ~reached:
+        new = reached
+        while new := patterns.following(new) & holding & ~reached:
             reached |= new
         return reached
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -31,6 +32,88 @@ def test_a_text_ends_where_a_search_would_first_succeed(pattern: str, text: str)
     watch = RegexWatch(StopPatterns([pattern]))
     found = next((n for n, character in enumerate(text, 1) if watch.push(character)), None)
     assert found == first_match(pattern, text)
+
+
+def random_pattern(rng: random.Random, depth: int) -> str:
+    """A pattern of characters, sets, anchors, groups with flags, branches and repetitions."""
+    if depth == 0 or rng.random() < 0.2:
+        atoms = r"a b K ſ ς é . \w \W \d \S \b \B ^ $ \Z [^a] [a-cK] [^\Wσ] [ς-ω\s] \n".split()
+        return rng.choice(atoms)
+    inner = [random_pattern(rng, depth - 1) for _ in range(rng.randint(1, 3))]
+    kind = rng.randrange(4)
+    if kind == 0:
+        return f"(?{rng.choice(['', 'i', 'a', 'u', 'ai', 'm', 's', 'i-m', '-i'])}:{''.join(inner)})"
+    if kind == 1:
+        return f"(?:{'|'.join(inner)})"
+    if kind == 2:
+        repeats = ("*", "+", "?", "{2}", "{1,3}", "{0,2}?", "+?")
+        return f"(?:{inner[0]}){rng.choice(repeats)}"
+    return "".join(inner)
+
+
+def test_random_patterns_end_texts_where_a_search_would() -> None:
+    rng = random.Random(20)
+    num_compared = 0
+    while num_compared < 1500:
+        flags = rng.choice(["", "(?i)", "(?a)", "(?ai)", "(?m)", "(?s)"])
+        pattern = random_pattern(rng, 3)
+        # `re.search` reads a set at the start of `(?a:…)` without its flag; so it is not at the start.
+        searched = f"{flags}(?s:.)*?(?:{pattern})"
+        pattern = flags + pattern
+        try:
+            patterns = StopPatterns([pattern])
+        except PatternError:
+            continue
+        if not patterns.names:
+            continue
+        num_compared += 1
+        for _ in range(10):
+            text = "".join(rng.choices("aabKk\u212aſsSςσΣéÉ 1\n", k=rng.randint(1, 7)))
+            watch = RegexWatch(patterns)
+            found = next((n for n, c in enumerate(text, 1) if watch.push(c)), None)
+            assert found == first_match(searched, text), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "(?i)[ς]",
+            "(?i)σ",
+            "(?i)[^s]",
+            "(?i)ſ",
+            "(?i)k",
+            "(?ai)k",
+            "(?ai)[k\u212a]",
+            "(?i)[i-ſ]",
+        ),
+        *(
+            "(?i)İ",
+            "(?i)ı",
+            "(?i)ß",
+            "(?i)[^ﬅ]",
+            "(?i)\u0345",
+            "(?i)[Α-Ω]",
+            "(?a)(?u:\\w)",
+            "(?a:\\w)",
+        ),
+        *(
+            "(?u:\\w)",
+            "(?ai)(?u:k)",
+            "(?i)(?a:k)",
+            "(?i)(?-i:k)",
+            "(?i)\\W",
+            "[^\\d\\s]",
+            "(?i)[^\\wk]",
+        ),
+    ],
+)
+def test_a_character_is_taken_as_re_takes_it(pattern: str) -> None:
+    patterns, match = StopPatterns([pattern]), re.compile(pattern).match
+    cased = (chr(code) for code in range(0x2000) if chr(code).lower() != chr(code).upper())
+    for character in {*cased, *"\u212a \n1_\u0663\u2003ﬅﬆ\U00010400\U00010428"}:
+        watch = RegexWatch(patterns)
+        assert bool(watch.push(character)) == bool(match(character)), character
 
 
 @settings(deadline=None)
@@ -80,6 +163,15 @@ def test_plain_text_is_a_stop_string() -> None:
         ("a*+b", "possessive"),
         ("a*", "matches the empty text"),
         ("", "matches the empty text"),
+        *(
+            (p, "matches the empty text")
+            for p in ("$", "^", r"\b", "(?:$|^)", "a*$", r"(?:\B)+", "(?m)^$")
+        ),
+        *(
+            (p, "something follows")
+            for p in (r"a$\n", r"a\Zb", "(?:a$|b)+", r"a$\bb?", "(?m:a)$(b|c)")
+        ),
+        ("(?a)(?u)é", "no regular expression"),
         ("a{257}", "more than 256 characters"),
         ("((((a{9}){9}){9}){9}){9}", "more than 256 characters"),
         ("x" * 257, "more than 256"),
@@ -99,7 +191,20 @@ def test_all_patterns_together_are_bounded() -> None:
 
 
 def test_repetitions_of_nothing_are_nothing() -> None:
-    assert len(StopPatterns(["(){9999999}(a{0}){9999999}b+"]).automaton.tests) == 1
+    assert len(StopPatterns(["(){9999999}(a{0}){9999999}b+"]).automaton.follow) == 1
+
+
+def test_equal_positions_share_a_test() -> None:
+    automaton = StopPatterns([r"(?i)[a-zé]{200,250}\b", r"(?i:[a-zé]\b.\b)"]).automaton
+    assert len(automaton.tests) == 2 and len(automaton.gap_tests) == 1
+
+
+def test_sets_that_are_slow_to_compile_are_bounded() -> None:
+    wide = [f"[\\x01-\uffff{chr(0x61 + i)}].x" for i in range(17)]
+    assert StopPatterns(wide[:16])
+    with pytest.raises(PatternError, match="characters together"):
+        StopPatterns(wide)
+    assert StopPatterns(["(?i)[\\x01-\U0010ffff]{250}"])
 
 
 def test_what_is_remembered_of_many_texts_is_bounded() -> None:
