@@ -191,9 +191,8 @@ class _Answer:
 
     def as_dict(self, context: ServerContext) -> dict[str, Any]:
         sample, params = self._sample, self._params
-        by_text = isinstance(sample.stop_reason, str)
         num_kept, rest = len(self.token_ids), ""
-        if by_text:
+        if sample.stop_reason in params.stop_strings:
             num_kept, rest = kept_tokens(
                 context.model.tokenizer,
                 self.token_ids,
@@ -214,8 +213,9 @@ class _Answer:
 
     def _ended_by_token(self, context: ServerContext) -> bool:
         sample = self._sample
-        ends = (*context.client.info.eos_token_ids, sample.stop_reason)
-        return sample.finish_reason is FinishReason.STOP and self.token_ids[-1] in ends
+        if sample.finish_reason is not FinishReason.STOP or isinstance(sample.stop_reason, str):
+            return False
+        return self.token_ids[-1] in (*context.client.info.eos_token_ids, sample.stop_reason)
 
 
 async def _scoring(

@@ -95,9 +95,8 @@ class Runtime:
             completions = [stream.completion]
         else:
             completions = await self.engine.agenerate(ids, n=params.n or 1, **options)
-        skip = params.skip_special_tokens is not False
         return Generated(
-            samples=[self._sample(completion, skip) for completion in completions],
+            samples=[self._sample(completion, params) for completion in completions],
             prompt_ids=tuple(new_ids),
             num_prompt_tokens=len(ids),
             num_cached_tokens=completions[0].num_cached_tokens,
@@ -192,19 +191,22 @@ class Runtime:
             return encode(text, add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
-    def _sample(self, completion: Completion, skip_special_tokens: bool) -> Sample:
+    def _sample(self, completion: Completion, params: Params) -> Sample:
+        from ramet.runtime import SamplingParams
         from ramet.runtime.text.seams import kept_tokens
 
+        reason = completion.stop_reason
+        stops = SamplingParams(stop=params.stop or (), stop_regex=params.stop_regex or ())
         num_kept, rest = len(completion.token_ids), ""
-        if isinstance(completion.stop_reason, str):
+        if reason in stops.stop_strings:
             num_kept, rest = kept_tokens(
                 self.engine.tokenizer,
                 completion.token_ids,
                 completion.text,
-                skip_special_tokens=skip_special_tokens,
+                skip_special_tokens=params.skip_special_tokens is not False,
             )
-        elif completion.finish_reason == "stop":
-            ends = (*self.engine.info.eos_token_ids, completion.stop_reason)
+        elif completion.finish_reason == "stop" and not isinstance(reason, str):
+            ends = (*self.engine.info.eos_token_ids, reason)
             num_kept -= completion.token_ids[-1] in ends
         entries = completion.logprobs
         return Sample(

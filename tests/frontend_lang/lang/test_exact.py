@@ -11,7 +11,8 @@ import pytest
 
 import ramet as sgl
 from ramet import ProgramError, RuntimeEndpoint
-from ramet.runtime import RametError
+from ramet.runtime import Completion, RametError
+from ramet.runtime.request import FinishReason
 
 
 @sgl.function
@@ -309,6 +310,37 @@ def test_a_pattern_ends_the_answer_and_its_text_stays(exact: Any) -> None:
     # All of its tokens stand, so that the next prompt is found but for the newest of them.
     before, now = state.meta("x"), state.meta("y")
     assert now["cached_tokens"] == before["prompt_tokens"] + before["completion_tokens"] - 1
+
+
+def test_a_pattern_keeps_a_token_that_ends_inside_a_character(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tuple(runtime.engine.tokenizer.encode("bé", False)[:-1])
+    prompts: list[list[int]] = []
+
+    async def agenerate(ids: list[int], **_: Any) -> list[Completion]:
+        prompts.append(ids)
+        return [
+            Completion(
+                text="b\ufffd",
+                token_ids=said,
+                finish_reason=FinishReason.STOP,
+                stop_reason="b+",
+                num_prompt_tokens=len(ids),
+                num_cached_tokens=0,
+                logprobs=None,
+                prompt_logprobs=None,
+            )
+        ]
+
+    monkeypatch.setattr(runtime.engine, "agenerate", agenerate)
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += "a" + sgl.gen("x", stop_regex="b+") + sgl.gen("y", stop_regex="b+")
+
+    program.run(backend=runtime)
+    assert prompts[1] == [*prompts[0], *said]
 
 
 def test_the_prompt_is_scored_from_where_the_program_says(exact: Any) -> None:

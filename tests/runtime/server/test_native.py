@@ -52,6 +52,39 @@ async def test_a_stop_string_leaves_the_tokens_before_it(http: httpx.AsyncClient
     assert sample["num_kept"] == 5 < len(sample["token_ids"])
 
 
+async def test_a_pattern_keeps_a_token_that_ends_inside_a_character(
+    http: httpx.AsyncClient, engine: Any, tokenizer: Any
+) -> None:
+    ids = tuple(tokenizer.encode("bé", False)[:-1])
+    engine.reply = lambda request: [
+        RequestOutput(
+            request_id=request.request_id,
+            token_ids=ids,
+            finish_reason=FinishReason.STOP,
+            stop_reason="b+",
+        )
+    ]
+    (sample,) = (await one(http, text="x", stop_regex="b+"))["samples"]
+    assert sample["text"] == "b\ufffd" and sample["stop_reason"] == "b+"
+    assert sample["num_kept"] == len(sample["token_ids"]) == 2 and sample["rest"] == ""
+
+
+async def test_a_pattern_keeps_an_end_token_that_it_matches(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    engine.reply = lambda request: [
+        RequestOutput(
+            request_id=request.request_id,
+            token_ids=(258,),
+            finish_reason=FinishReason.STOP,
+            stop_reason="im_e.d",
+        )
+    ]
+    how = {"ignore_eos": True, "skip_special_tokens": False}
+    (sample,) = (await one(http, text="x", stop_regex="im_e.d", **how))["samples"]
+    assert sample["text"] == "<|im_end|>" and sample["num_kept"] == 1
+
+
 async def test_a_length_limit_keeps_every_token(http: httpx.AsyncClient) -> None:
     (sample,) = (await one(http, text="x", max_tokens=4, logprobs=1))["samples"]
     assert sample["finish_reason"] == "length" and sample["num_kept"] == 4
