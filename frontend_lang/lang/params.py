@@ -97,6 +97,8 @@ _SGLANG_NAMES |= {"sampling_seed": "seed", "top_logprobs_num": "logprobs"}
 def make_params(**given: Any) -> Params:
     """Params of keyword arguments, SGLang's names included; sequences are copied.
 
+    An empty text for `stop_regex` is none.
+
     Raises:
         UsageError: there is no such parameter, or two of them contradict each other.
     """
@@ -119,6 +121,8 @@ def make_params(**given: Any) -> Params:
     for name in ("stop", "stop_regex", "stop_token_ids", "choice"):
         if name in values:
             values[name] = _tuple(values[name])
+    if given.get("stop_regex") == "":
+        values["stop_regex"] = ()
     chosen = [name for name in CONSTRAINTS if name in values]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other.")

@@ -61,6 +61,8 @@ def _check_types(part: type, options: dict[str, Any]) -> None:
 def sampling_params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     """`params`, or those that the options make; a single stop string need not be in a tuple.
 
+    An empty text for `stop_regex` is none.
+
     Raises:
         InvalidRequest: a value is out of range.
         TypeError: both are given, or there is no such parameter.
@@ -74,7 +76,10 @@ def sampling_params(params: SamplingParams | None, options: dict[str, Any]) -> S
         if name not in known:
             raise TypeError(f"There is no sampling parameter {name!r}.")
     names = [name for name in ("stop", "stop_regex", "stop_token_ids") if name in options]
-    return SamplingParams(**(options | {name: _tuple(options[name]) for name in names}))
+    values = options | {name: _tuple(options[name]) for name in names}
+    if options.get("stop_regex") == "":
+        values["stop_regex"] = ()
+    return SamplingParams(**values)
 
 
 def _tuple(value: str | Iterable[Any]) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ class StopPatterns:
     is what a `RegexWatch` looks for.
 
     Raises:
-        PatternError: one is malformed, too large, matches the empty text, or needs what an automaton
+        PatternError: one is malformed, too large, matches without a character, or needs what an automaton
             cannot do.
     """
 

@@ -58,6 +58,8 @@ def test_a_runs_parameters_have_sglangs_names_too(backend: Any) -> None:
     program.run(stop_regex="x.", logprob_start_len=0)
     params = backend.requests[1].params
     assert params.stop_regex == ("x.",) and params.logprob_start_len == 0
+    program.run(stop_regex="")
+    assert backend.requests[2].params.stop_regex == ()
     assert params.scored_from is None  # Without return_logprob it means nothing, as there.
 
 

@@ -59,6 +59,8 @@ def test_sampling_options_are_the_fields_of_sampling_params() -> None:
     )
     assert sampling_params(None, {"stop": ["a", "b"]}).stop == ("a", "b")
     assert sampling_params(None, {}) == SamplingParams()
+    for given, patterns in (("", ()), ("a+", ("a+",)), (["a+", "b."], ("a+", "b."))):
+        assert sampling_params(None, {"stop_regex": given}).stop_regex == patterns
 
 
 def test_params_are_taken_as_they_are_and_exclude_options() -> None:
