@@ -37,8 +37,12 @@ class OutputStream(Protocol):
     def arrived(self) -> float:
         """When the output that was yielded last had come, on `time.perf_counter`'s clock."""
 
-    def abort(self) -> None:
-        """Abort what has not finished; call it always when leaving early. Safe to call twice."""
+    def abort(self) -> Sequence[tuple[RequestOutput, float]]:
+        """Abort what has not finished; call it always when leaving early. Safe to call twice.
+
+        Returns:
+            The outputs that had come and will not be yielded, and when each had.
+        """
 
 
 class EngineClient(Protocol):

@@ -74,14 +74,20 @@ class RequestStream:
             self._unfinished.clear()
             self._wake()
 
-    def abort(self) -> None:
-        """Abort what has not finished and end the iteration. Safe to call twice."""
+    def abort(self) -> list[tuple[RequestOutput, float]]:
+        """Abort what has not finished and end the iteration. Safe to call twice.
+
+        Returns:
+            The outputs that had come and were not read, and when each had.
+        """
         request_ids = list(self._unfinished)
         self._unfinished.clear()
+        unread = list(self._outputs)
         self._outputs.clear()
         self._wake()
         if request_ids:
             self._abort(request_ids)
+        return unread
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

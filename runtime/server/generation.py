@@ -252,7 +252,9 @@ class Generation:
 
     def abort(self) -> None:
         """End what still runs. Safe to call twice, and after the end."""
-        self._stream.abort()
+        # A patient stream holds nearly all outputs until its end, and its client may leave before.
+        for output, arrived in self._stream.abort():
+            self._observe(self._by_id[output.request_id], output, arrived)
 
     async def deltas(self) -> AsyncGenerator[tuple[Sample, Delta | None], None]:
         """Yield what each step adds, until all samples have finished. Aborts nothing by itself.
@@ -272,7 +274,7 @@ class Generation:
                 continue
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise self._failure(output)
-            self._observe(sample, output)
+            self._observe(sample, output, self._stream.arrived)
             delta = sample.update(output)
             num_running -= sample.finish_reason is not None
             if num_running == 0:
@@ -297,15 +299,14 @@ class Generation:
         logger.error("request %s failed in the engine: %s", output.request_id, output.error)
         return EngineError(output.error or "The engine failed on this request.")
 
-    def _observe(self, sample: Sample, output: RequestOutput) -> None:
+    def _observe(self, sample: Sample, output: RequestOutput, arrived: float) -> None:
         if not output.token_ids:
             return
-        now = self._stream.arrived
         if sample.last_token_at is None:
-            self._metrics.observe_first_token(now - self._job.arrived)
+            self._metrics.observe_first_token(arrived - self._job.arrived)
         else:
-            self._metrics.observe_inter_token(now - sample.last_token_at, len(output.token_ids))
-        sample.last_token_at = now
+            self._metrics.observe_inter_token(arrived - sample.last_token_at, len(output.token_ids))
+        sample.last_token_at = arrived
 
     def _observe_end(self) -> None:
         usage = self.usage

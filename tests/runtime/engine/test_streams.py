@@ -70,6 +70,16 @@ async def test_abort_names_what_has_not_finished_and_only_once() -> None:
     assert aborted == [["a", "c"]]
 
 
+async def test_abort_gives_what_was_not_read_and_only_once() -> None:
+    stream, _ = make_stream("a")
+    outputs = [output("a", token_id) for token_id in range(3)]
+    for one in outputs:
+        stream.deliver(one)
+    await anext(stream)
+    assert [one for one, _ in stream.abort()] == outputs[1:]
+    assert stream.abort() == []
+
+
 async def test_abort_ends_the_iteration_of_a_waiting_consumer() -> None:
     stream, _ = make_stream("a")
     waiting = asyncio.create_task(anext(stream, None))

@@ -53,7 +53,8 @@ class FakeEngine:
     """An EngineClient: each request is answered with the tokens that `reply` gives for it.
 
     It honours max_tokens, stop strings, end tokens and log-probabilities as an engine does, and
-    waits `delay` seconds before each token.
+    waits `delay` seconds before each token. With `holds_back` patient streams get nothing before a
+    request has finished.
     """
 
     tokenizer: Tokenizer
@@ -63,12 +64,14 @@ class FakeEngine:
     delay: float = 0.0
     num_cached_tokens: int = 0
     ignores_stop: bool = False
+    holds_back: bool = False
     refusal: RametError | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     num_resets: int = 0
     posted: list[Retain | Release] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
 
     @property
     def info(self) -> EngineInfo:
@@ -103,7 +106,9 @@ class FakeEngine:
         assert not self.live & {request.request_id for request in requests}
         self.requests += requests
         self.live |= {request.request_id for request in requests}
-        return FakeStream(self, requests)
+        stream = FakeStream(self, requests, is_patient=self.holds_back and is_patient)
+        self.streams.append(stream)
+        return stream
 
     def post(self, message: Retain | Release) -> None:
         self.posted.append(message)
@@ -173,34 +178,47 @@ class FakeEngine:
 
 
 class FakeStream:
-    """An OutputStream: one step of each request in turn."""
+    """An OutputStream: one step of each request in turn.
 
-    def __init__(self, engine: FakeEngine, requests: Sequence[GenerateRequest]) -> None:
+    A patient one yields what it holds back when a request has finished.
+    """
+
+    def __init__(
+        self, engine: FakeEngine, requests: Sequence[GenerateRequest], *, is_patient: bool
+    ) -> None:
         self._engine = engine
+        self._is_patient = is_patient
         self._unfinished = {request.request_id: engine.outputs(request) for request in requests}
         self.arrived = 0.0
+        self.unread: list[tuple[RequestOutput, float]] = []
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         while self._unfinished:
             await asyncio.sleep(self._engine.delay)
             for request_id, outputs in list(self._unfinished.items()):
                 output = next(outputs)
-                self.arrived = time.perf_counter()
+                if not isinstance(output, Exception):
+                    self.unread.append((output, time.perf_counter()))
+                if isinstance(output, Exception) or output.finished:
+                    self._finish(request_id)
+                elif self._is_patient:
+                    continue
+                while self.unread:
+                    one, self.arrived = self.unread.pop(0)
+                    yield one
                 if isinstance(output, Exception):
-                    self._finish(request_id)
                     raise output
-                if output.finished:
-                    self._finish(request_id)
-                yield output
 
     def _finish(self, request_id: str) -> None:
         self._unfinished.pop(request_id, None)
         self._engine.live.discard(request_id)
 
-    def abort(self) -> None:
+    def abort(self) -> list[tuple[RequestOutput, float]]:
         self._engine.aborted += self._unfinished
         self._engine.live -= self._unfinished.keys()
         self._unfinished.clear()
+        unread, self.unread = self.unread, []
+        return unread
 
 
 def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:

@@ -284,6 +284,24 @@ async def test_leaving_before_the_first_token_aborts_the_request(
     assert len(engine.aborted) == 1
 
 
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_first_token_counts_even_if_its_client_leaves(
+    url: str, engine: Any, path: str, streamed: bool
+) -> None:
+    engine.reply = lambda request: [65] * 500
+    engine.delay, engine.holds_back = 0.01, True
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = {**ROUTES[path], "stream": streamed, "max_tokens": 400}
+        request = asyncio.create_task(client.post(path, json=body))
+        await until(lambda: any(one.arrived or one.unread for one in engine.streams))
+        request.cancel()
+        await asyncio.wait({request})
+        await until(lambda: engine.num_live == 0)
+        page = (await client.get("/metrics")).text
+    assert "ramet_time_to_first_token_seconds_count 1.0" in page
+
+
 async def test_a_client_that_left_before_the_stream_began_ends_it() -> None:
     closed: list[bool] = []
 
