@@ -146,8 +146,8 @@ class SocketChannel:
     def close(self) -> None:
         """Give what is queued a little time to leave, then close the socket."""
         deadline = time.monotonic() + _LINGER_SECONDS
-        while self._unsent and time.monotonic() < deadline:
-            self._wait(deadline - time.monotonic())
+        while self._unsent and self._is_read_before(deadline):
+            self._flush()
         self._socket.close()
 
     def _wait(self, timeout: float | None) -> None:
