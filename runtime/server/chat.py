@@ -16,7 +16,7 @@ from ..tools.instruction import told
 from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
-from .intake import ServerContext, prepare_job
+from .intake import ServerContext, begin, prepare_job
 from .logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from .protocol import ChatMessage, ChatRequest, check_chat, sampling_params
 from .refusals import CHAT, refuse
@@ -60,13 +60,7 @@ class ChatRoute:
             job = replace(job, shown_ids=tools.form.shown_ids)
         answer = ChatAnswer(context, body, job, tools)
         context.lifecycle.check_accepting()
-        generation = Generation(
-            job,
-            context.client,
-            context.model.tokenizer,
-            context.metrics,
-            is_patient=not body.stream,
-        )
+        generation = begin(context, job, is_patient=not body.stream)
         return await respond(request, generation, answer, stream=bool(body.stream))
 
 

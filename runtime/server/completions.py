@@ -15,7 +15,7 @@ from ..request import SamplingParams
 from .answer import answer_head, choice_end
 from .body import convert, read_object
 from .generation import Delta, Generation, Job, Prompt, Sample
-from .intake import ServerContext, prepare_job
+from .intake import ServerContext, begin, prepare_job
 from .logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from .protocol import CompletionRequest, check_completion, parse_prompts, sampling_params
 from .refusals import COMPLETION, refuse
@@ -62,13 +62,7 @@ class CompletionRoute:
         )
         answer = CompletionAnswer(context, body, job)
         context.lifecycle.check_accepting()
-        generation = Generation(
-            job,
-            context.client,
-            context.model.tokenizer,
-            context.metrics,
-            is_patient=not body.stream,
-        )
+        generation = begin(context, job, is_patient=not body.stream)
         return await respond(request, generation, answer, stream=bool(body.stream))
 
 

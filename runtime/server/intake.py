@@ -1,4 +1,4 @@
-"""From a validated request to a job: tenant, prompt tokens, limits, seeds.
+"""From a validated request to a job (tenant, prompt tokens, limits, seeds), and to its generation.
 
 Knows the tokenizer and the engine's facts; knows no JSON and no answer.
 """
@@ -19,7 +19,7 @@ from ..engine.arrivals import check_retain
 from ..engine.client import EngineClient
 from ..errors import ContextLengthExceeded, InvalidRequest
 from ..request import SamplingParams
-from .generation import Job, Prompt, samples_params
+from .generation import Generation, Job, Prompt, samples_params
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
 from .model import ServedModel
@@ -115,6 +115,17 @@ async def prepare_job(
         tenant=tenant(request),
         priority=body.priority or 0,
         timeout=body.timeout,
+    )
+
+
+def begin(context: ServerContext, job: Job, *, is_patient: bool) -> Generation:
+    """Submit a job; arguments and errors are those of `Generation`."""
+    return Generation(
+        job,
+        context.client,
+        context.model.tokenizer,
+        context.metrics,
+        is_patient=is_patient,
     )
 
 

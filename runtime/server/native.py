@@ -43,7 +43,7 @@ from .branches import Branch, Branches
 from .disconnect import while_connected
 from .errors import error_body
 from .generation import Generation
-from .intake import ServerContext, tenant
+from .intake import ServerContext, begin, tenant
 from .native_work import GenerateItem, ShowText, Work, prepare_work
 from .stream import EventStream, event
 
@@ -168,7 +168,7 @@ class NativeAnswer:
             for work, branch in zip(works, branches, strict=True):
                 generation = None
                 if not branch.is_cancelled:
-                    generation = _begin(context, work, is_patient)
+                    generation = begin(context, work.job, is_patient=is_patient)
                     branch.runs(generation.abort)
                 self._generations.append(generation)
         except RametError:
@@ -252,13 +252,3 @@ class NativeAnswer:
                 return None
             raise
         return result
-
-
-def _begin(context: ServerContext, work: Work, is_patient: bool) -> Generation:
-    return Generation(
-        work.job,
-        context.client,
-        context.model.tokenizer,
-        context.metrics,
-        is_patient=is_patient,
-    )
