@@ -33,6 +33,7 @@ import msgspec
 
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelNotFound, RequestError
+from ..periodic import calling_every
 from ..request import FinishReason, RequestOutput
 from .heap import growing, settle
 from .logs import configure_logging
@@ -226,22 +227,15 @@ def end_with_parent(parent_pid: int, folder: Path) -> None:
 @contextmanager
 def ending_with_stdin() -> Iterator[None]:
     """End this process at once if the other end of stdin is closed while the block runs; reads nothing."""
-    done = threading.Event()
     poll = select.poll()
     poll.register(sys.stdin.fileno(), 0)  # An end that hangs up is told of whatever is asked for.
 
-    def watch() -> None:
-        while not done.wait(_STDIN_POLL_SECONDS):
-            if any(event & select.POLLHUP for _, event in poll.poll(0)):
-                os._exit(1)
+    def look() -> None:
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            os._exit(1)
 
-    thread = threading.Thread(target=watch, name="end-with-stdin", daemon=True)
-    thread.start()
-    try:
+    with calling_every(_STDIN_POLL_SECONDS, look, name="end-with-stdin"):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def load(options: WorkerOptions) -> Core:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..periodic import calling_every
 
 POLL_SECONDS = 0.2
 
@@ -43,7 +44,6 @@ def watched_size(
     Sizes on disk are what every downloader agrees on; their own progress bars differ with their
     versions. Reports from a thread of its own, which has ended when the block ends.
     """
-    done = threading.Event()
 
     def report() -> None:
         try:
@@ -52,16 +52,7 @@ def watched_size(
             return  # renamed while it was looked at; the next report will see it
         on_progress(Progress(activity, min(size, total_bytes), total_bytes))
 
-    def poll() -> None:
-        while not done.wait(POLL_SECONDS):
-            report()
-
     report()
-    thread = threading.Thread(target=poll, name="ramet-progress", daemon=True)
-    thread.start()
-    try:
+    with calling_every(POLL_SECONDS, report, name="ramet-progress"):
         yield
-    finally:
-        done.set()
-        thread.join()
     report()
