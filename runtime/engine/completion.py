@@ -9,7 +9,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import (
     DeadlineExceeded,
@@ -110,12 +110,23 @@ class Answer:
 
 
 class Call:
-    """The requests of one call into the library, and their answers in the same order."""
+    """The requests of one call into the library, and their answers in the same order.
+
+    Args:
+        num_samples: requests of each prompt, one after the other. The first alone has the prompt scored, for
+            all of them.
+    """
 
     def __init__(
-        self, requests: Sequence[GenerateRequest], tokenizer: Tokenizer, engine: EngineThread
+        self,
+        requests: Sequence[GenerateRequest],
+        tokenizer: Tokenizer,
+        engine: EngineThread,
+        *,
+        num_samples: int = 1,
     ) -> None:
         self.requests = requests
+        self._num_samples = num_samples
         self._engine = engine
         self._answers = {request.request_id: Answer(request, tokenizer) for request in requests}
         self._unfinished = dict.fromkeys(self._answers)
@@ -158,7 +169,12 @@ class Call:
 
     def completions(self) -> list[Completion]:
         """The answers; all must have finished."""
-        return [a.completion for a in self._answers.values() if a.completion is not None]
+        done = [a.completion for a in self._answers.values() if a.completion is not None]
+        firsts = (done[i - i % self._num_samples] for i in range(len(done)))
+        return [
+            one if first is one else replace(one, prompt_logprobs=first.prompt_logprobs)
+            for one, first in zip(done, firsts, strict=True)
+        ]
 
     def _failure(self, output: RequestOutput) -> RametError:
         if output.invalid:

@@ -353,7 +353,7 @@ class Engine:
                 )
                 for index in range(n or 1)
             ]
-        return Call(requests, self.tokenizer, self._thread)
+        return Call(requests, self.tokenizer, self._thread, num_samples=n or 1)
 
     def _run(self, call: Call) -> list[Completion]:
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()

@@ -87,8 +87,11 @@ def _tuple(value: str | Iterable[Any]) -> tuple[Any, ...]:
 
 
 def params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """`params` for sample `index` of a prompt: a given seed becomes its own."""
-    # Without a seed the engine draws one for every request.
-    if params.seed is None or index == 0:
+    """`params` for sample `index` of a prompt: a given seed becomes its own, and the first alone has the
+    prompt scored."""
+    if index == 0:
         return params
-    return replace(params, seed=derive_seed(params.seed, index))
+    if params.prompt_logprobs is not None:
+        params = replace(params, prompt_logprobs=None, prompt_logprobs_start=0)
+    # Without a seed the engine draws one for every request.
+    return params if params.seed is None else replace(params, seed=derive_seed(params.seed, index))

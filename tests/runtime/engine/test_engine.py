@@ -362,6 +362,21 @@ def test_prompt_log_probabilities_have_one_entry_per_token_but_the_first(tiny: E
     assert len(completion.prompt_logprobs) == len("prompt") - 1
 
 
+def test_a_prompt_of_several_samples_is_scored_once(tiny: Engine) -> None:
+    prompt = "a prompt that several samples share, and that is scored"
+    scored: dict[str, Any] = {"prompt_logprobs": 1, "prompt_logprobs_start": 5}
+    scored |= {"max_tokens": 3, "seed": 1}
+    alone = tiny.generate(prompt, **scored)
+    tiny.reset_prefix_cache()
+    before = tiny.stats.computed_tokens
+    samples = tiny.generate([prompt, "b" + prompt], n=3, **scored)
+    num_computed = tiny.stats.computed_tokens - before
+    assert [one.prompt_logprobs for one in samples[:3]] == [alone.prompt_logprobs] * 3
+    assert samples[0].token_ids == alone.token_ids and len(samples) == 6
+    assert samples[3].prompt_logprobs == samples[5].prompt_logprobs != alone.prompt_logprobs
+    assert num_computed < 2 * len(prompt) + 6 * 4
+
+
 def test_resetting_the_cache_forgets_prefixes(tiny: Engine) -> None:
     tiny.generate("a prefix of some length", max_tokens=1)
     tiny.reset_prefix_cache()
