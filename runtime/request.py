@@ -71,7 +71,7 @@ class SamplingParams:
         seed: None draws one from the engine's own; samples of one request derive theirs from it.
         stop: strings that end the output when they appear in its text.
         stop_regex: regular expressions; the output ends with the first token up to which one matches,
-            and keeps all of its text. One that is plain text is a stop string.
+            and keeps all of its text. One that is plain text is a stop string; no other may be in `stop` too.
         include_stop_str_in_output: keep the stop string in the text.
         stop_token_ids: ids that end the output, beside the model's end tokens.
         ignore_eos: go on past the model's end tokens.
@@ -133,11 +133,7 @@ class SamplingParams:
             raise InvalidRequest(f"seed must fit 64 bits, not {self.seed}.", param="seed")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string.", param="stop")
-        if self.stop_regex:
-            try:
-                stop_patterns(self.stop_regex)
-            except PatternError as error:
-                raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
+        self._check_patterns()
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
@@ -151,6 +147,21 @@ class SamplingParams:
             )
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
+
+    def _check_patterns(self) -> None:
+        if not self.stop_regex:
+            return
+        try:
+            names = [name for _, name in stop_patterns(self.stop_regex).names]
+        except PatternError as error:
+            raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
+        for text in self.stop:
+            if text in names:
+                raise InvalidRequest(
+                    f"{text!r} is in stop and in stop_regex, where it means two things, and the reason for "
+                    "the end could not tell which of them it was.",
+                    param="stop_regex",
+                )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if an id lies outside the vocabulary."""

@@ -331,6 +331,10 @@ def test_a_pattern_ends_the_text_with_the_token_that_completes_it(tiny: Engine) 
     with pytest.raises(InvalidRequest, match="stop_regex: .*lookaround") as caught:
         tiny.generate("x", stop_regex="(?=a)a")
     assert caught.value.param == "stop_regex"
+    with pytest.raises(InvalidRequest, match="'a.' is in stop and in stop_regex") as caught:
+        tiny.generate("x", stop=["b", "a."], stop_regex="a.")
+    assert caught.value.param == "stop_regex"
+    assert tiny.generate("x", stop="aa", stop_regex="aa", **only_a).stop_reason == "aa"
 
 
 def test_a_stop_string_ends_the_text_before_it(tiny: Engine) -> None:
