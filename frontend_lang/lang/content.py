@@ -112,6 +112,18 @@ class Content:
         self.own.append(item)
         self.version += 1
 
+    def end(self, role: str) -> None:
+        """End the message that is open.
+
+        Raises:
+            UsageError: none is, or it is one of another role.
+        """
+        if self.open_role not in (None, role):
+            raise UsageError(
+                f"The {self.open_role} message is open, and cannot end as one of {role}."
+            )
+        self.add(Closed())
+
     def _say(self, text: str) -> None:
         if self.open_role is None:
             self.loose = self.loose or bool(text.strip())

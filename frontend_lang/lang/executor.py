@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import asking, nodes
 from .backends.base import Generated, GenRequest
-from .content import Closed, Content, Opened
+from .content import Content, Opened
 from .errors import ProgramCancelled, ProgramError, UsageError
 from .report import Branches, Step
 from .stream import Said, TextLog
@@ -299,7 +299,7 @@ class Executor:
         elif isinstance(node, nodes.RoleBegin):
             content.add(Opened(node.role))
         elif isinstance(node, nodes.RoleEnd):
-            content.add(Closed())
+            content.end(node.role)
         elif isinstance(node, nodes.Select):
             return asking.run_select(self, node)
         elif isinstance(node, nodes.ScopeBegin):

@@ -9,7 +9,7 @@ import os
 
 from . import nodes
 from .backends.base import Backend, GenRequest
-from .content import Closed, Content, Opened
+from .content import Content, Opened
 from .errors import Unsupported
 from .params import Params
 from .trace import Trace
@@ -28,7 +28,7 @@ def common_content(first: Trace, second: Trace) -> Content:
         elif isinstance(one, nodes.RoleBegin):
             content.add(Opened(one.role))
         elif isinstance(one, nodes.RoleEnd):
-            content.add(Closed())
+            content.end(one.role)
         elif not isinstance(one, nodes.ScopeBegin | nodes.ScopeEnd):
             break
     return content

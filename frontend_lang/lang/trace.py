@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import nodes
-from .content import Closed, Content, Opened
+from .content import Content, Opened
 from .errors import UsageError
 
 MAX_NODES = 10_000
@@ -115,7 +115,7 @@ class TraceExecutor:
             elif isinstance(part, nodes.RoleBegin):
                 self.content.add(Opened(part.role))
             elif isinstance(part, nodes.RoleEnd):
-                self.content.add(Closed())
+                self.content.end(part.role)
             elif not isinstance(part, nodes.ScopeBegin | nodes.ScopeEnd):
                 self.content.add("".join(f"{{{name}}}" for name in nodes.names_of(part)))
 

@@ -26,9 +26,15 @@ _AFTER_INT = (".", *_AFTER_FLOAT)
 _SCALARS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     int: (_INT, int),
     float: (_FLOAT, float),
-    bool: (REGEX_BOOL, lambda text: text == "True"),
-    str: (REGEX_STR, lambda text: text[1:-1]),
+    bool: (REGEX_BOOL, {"True": True, "False": False}.__getitem__),
+    str: (REGEX_STR, lambda text: _unquoted(text)),
 }
+
+
+def _unquoted(text: str) -> str:
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        raise ValueError("its last quote is missing")
+    return text[1:-1]
 
 
 _DTYPE_NAMES = {"int": int, "float": float, "bool": bool, "str": str, "string": str}
@@ -68,6 +74,8 @@ def constraint_of(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         return _scalar(kind), _SCALARS[kind][1]
     if get_origin(kind) is Literal:
         options = {str(option): option for option in get_args(kind)}
+        if len(options) < len(get_args(kind)):
+            raise UsageError(f"type={kind!r} has two values that are written alike.")
         return {"choice": tuple(options)}, options.__getitem__
     if hasattr(kind, "model_json_schema"):
         return {"json_schema": json.dumps(kind.model_json_schema())}, kind.model_validate_json

@@ -7,6 +7,7 @@ refused before anything is sent.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from ..params import Params
 from ..waiting import LANGUAGE_LOOP
 from .base import Generated, GenRequest, Prompt, Sample, Scored, ScoreRequest
 from .http import Http
+
+_OPENAI_URL = "https://api.openai.com/v1"
 
 _KNOWN = (
     *("max_tokens", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
@@ -40,8 +43,9 @@ class OpenAI:
 
     Args:
         model: name of the model there.
-        base_url: up to and including `/v1`.
-        api_key: sent as a bearer token; the environment is not looked at.
+        base_url: up to and including `/v1`. None takes OPENAI_BASE_URL from the environment, or OpenAI's own.
+        api_key: sent as a bearer token. Only without a `base_url` is OPENAI_API_KEY taken from the
+            environment, so that no other server is sent that key.
         model_name: the same as `model`, under SGLang's name.
         continues_messages: the server can go on with an assistant's message that is begun
             (`continue_final_message`), as ramet and vLLM can and OpenAI itself cannot.
@@ -61,7 +65,7 @@ class OpenAI:
     def __init__(
         self,
         model: str | None = None,
-        base_url: str = "https://api.openai.com/v1",
+        base_url: str | None = None,
         api_key: str | None = None,
         *,
         model_name: str | None = None,
@@ -70,6 +74,9 @@ class OpenAI:
     ) -> None:
         if (model is None) == (model_name is None):
             raise UsageError("OpenAI needs the name of a model: model, or model_name.")
+        if base_url is None:
+            base_url = os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+            api_key = api_key or os.environ.get("OPENAI_API_KEY")
         self.token_usage = TokenUsage()
         self._model = model or model_name
         self._http = Http(base_url.rstrip("/"), api_key)

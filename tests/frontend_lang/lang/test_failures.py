@@ -189,6 +189,34 @@ def test_a_message_inside_a_message_is_an_error(backend: Any) -> None:
         program.run()
 
 
+def test_a_message_ends_as_what_it_began(backend: Any) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.user_begin() + "q" + sgl.assistant_end()
+        s += sgl.gen("x")
+
+    with pytest.raises(
+        ProgramError, match="user message is open, and cannot end as one of assistant"
+    ):
+        program.run()
+    with pytest.raises(UsageError, match="user message is open"):
+        program.trace()
+
+
+@pytest.mark.parametrize(("kind", "text"), [(bool, "Tru"), (str, '"abc'), (str, '"'), (int, "+")])
+def test_a_value_whose_text_was_cut_is_an_error_and_no_other_value(
+    backend: Any, kind: type, text: str
+) -> None:
+    backend.reply = lambda prompt: text
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += sgl.gen("x", type=kind, max_tokens=2)
+
+    with pytest.raises(ProgramError, match="is no value of the type asked for"):
+        program.run()
+
+
 def test_branches_keep_parameters_facts_and_the_system_message(backend: Any) -> None:
     @sgl.function
     def program(s: sgl.State) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -116,6 +118,41 @@ def test_a_gen_may_set_what_extra_names(server_url: str) -> None:
         state = program.run(backend=backend, temperature=0)
     assert state.meta("long")["completion_tokens"] == 6
     assert state.meta("short")["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("names_server", [True, False])
+def test_the_key_in_the_environment_is_for_the_server_that_is_named_there(
+    monkeypatch: pytest.MonkeyPatch, names_server: bool
+) -> None:
+    seen: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            seen.append(self.headers.get("authorization"))
+            answer = b'{"choices": [{"text": "hi", "finish_reason": "stop"}]}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s += "x" + sgl.gen("y")
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
+        url = f"http://127.0.0.1:{listening.server_port}/v1"
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        thread = Thread(target=listening.handle_request, daemon=True)
+        thread.start()
+        with OpenAI("m", url) if names_server else OpenAI("m") as backend:
+            assert program.run(backend=backend)["y"] == "hi"
+        thread.join()
+    assert seen == [None if names_server else "Bearer secret"]
 
 
 def test_a_wrong_model_is_an_error_with_its_status(server_url: str) -> None:
