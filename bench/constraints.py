@@ -2,10 +2,12 @@
 
     python -m ramet.bench.constraints [MODEL] [--port 8098] [--runs 3]
 
-A server of its own decodes 8 streams. Eight cheap constraints that it has not seen before come one after the
-other, for comparison. Then six come at once that take seconds to compile ("bombs", which end as errors),
-right behind them eight cheap ones again, and eight requests without a constraint. Shown are the time to the
-first token of the cheap ones, and the time between tokens of the streams, alone, beside each and beside both.
+A server of its own decodes 8 streams. For comparison 32 requests without a constraint come one after the
+other, and 32 with cheap constraints that it has not seen before. Then six come at once that take seconds to
+compile ("bombs", which end as errors), and right behind them eight cheap ones again; later six bombs whose
+patterns count no further than those of people do. Shown are the time to the first token of the cheap ones,
+and the time between tokens of the streams, alone and beside each: any request makes its steps longer, which
+is what the cheap ones have to be compared with.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import aiohttp
 from .overhead import model_name, server
 
 NUM_STREAMS, STREAM_LEN = 8, 700
-NUM_BOMBS, NUM_CHEAP = 6, 8
+NUM_BOMBS, NUM_CHEAP, NUM_COMPARED = 6, 8, 32
 QUIET_SECONDS = 3.0
 
 
@@ -50,10 +52,11 @@ class Load:
                 if line.startswith(b"data: {"):
                     times.append(time.perf_counter())
 
-    async def bomb(self) -> float:
+    async def bomb(self, *, counts_far: bool = True) -> float:
         """Send what takes seconds to compile; returns the seconds until it was refused."""
         number = next(self._numbers)
-        parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{{{number}}}"} for i in range(1, 40)]
+        end = f"c{{{number}}}" if counts_far else f"c{number}"
+        parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}{end}"} for i in range(1, 40)]
         seconds, status = await self._one(guided_json={"allOf": parts})
         if status != 400:
             raise RuntimeError(f"a bomb was answered with {status}")
@@ -96,7 +99,9 @@ async def run(url: str) -> dict[str, float]:
         quiet_from = time.perf_counter()
         await asyncio.sleep(QUIET_SECONDS)
         quiet_until = time.perf_counter()
-        before = [await load.cheap() for _ in range(NUM_CHEAP)]
+        plain = [await load.plain() for _ in range(NUM_COMPARED)]
+        plain_until = time.perf_counter()
+        before = [await load.cheap() for _ in range(NUM_COMPARED)]
         before_until = time.perf_counter()
         await asyncio.sleep(0.5)
         began = time.perf_counter()
@@ -104,10 +109,12 @@ async def run(url: str) -> dict[str, float]:
         await asyncio.sleep(0.02)
         cheap = [await load.cheap() for _ in range(NUM_CHEAP)]
         cheap_until = time.perf_counter()
-        plain = [await load.plain() for _ in range(NUM_CHEAP)]
-        plain_until = time.perf_counter()
         bomb_seconds = await asyncio.gather(*bombs)
         ended = time.perf_counter()
+        near = [asyncio.create_task(load.bomb(counts_far=False)) for _ in range(NUM_BOMBS)]
+        await asyncio.sleep(2)
+        near_until = time.perf_counter()
+        await asyncio.gather(*near)
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -120,9 +127,11 @@ async def run(url: str) -> dict[str, float]:
         "without constraint, median": statistics.median(plain),
         "last bomb refused": max(bomb_seconds),
         **_felt(load, "alone", quiet_from, quiet_until),
-        **_felt(load, "beside cheap ones", quiet_until, before_until),
+        **_felt(load, "beside plain requests", quiet_until, plain_until),
+        **_felt(load, "beside cheap ones", plain_until, before_until),
         **_felt(load, "beside both", began, cheap_until),
-        **_felt(load, "beside bombs", plain_until, ended),
+        **_felt(load, "beside bombs", cheap_until, ended),
+        **_felt(load, "2 s after other bombs", ended, near_until),
     }
 
 

@@ -19,12 +19,12 @@ from ..errors import GrammarError, RametError
 from ..request import Request
 from ..structured.constraint import Constraint
 from ..structured.grammar import Grammar, Matcher, allowed
-from ..structured.service import GrammarService
+from ..structured.service import GrammarService, yield_to_others
 
-GRACE_SECONDS = 0.01
+GRACE_SECONDS = 0.005
 """How long a step waits for the grammars of its requests."""
 
-SLOW_SECONDS = 0.005
+SLOW_SECONDS = 0.002
 """A grammar that took this much processor time for a token is no longer waited for."""
 
 
@@ -77,7 +77,9 @@ class ConstrainedRequests:
         self._walks: dict[str, _Walk] = {}
         self._late: dict[Request, _Walk] = {}
         self._fast = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._slow = ThreadPoolExecutor(2, thread_name_prefix="slow-masks")
+        self._slow = ThreadPoolExecutor(
+            2, thread_name_prefix="slow-masks", initializer=yield_to_others
+        )
 
     @property
     def num_compiling(self) -> int:

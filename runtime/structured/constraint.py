@@ -54,12 +54,16 @@ class Constraint:
             )
         if self.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.GRAMMAR) and not self.source:
             raise GrammarError(f"{name} must not be empty.", param=self.param)
-        length = len(self.source) + sum(map(len, self.choices))
-        if length > MAX_SOURCE_LEN:
+        if self.length > MAX_SOURCE_LEN:
             raise GrammarError(
-                f"{name} has {length} characters; at most {MAX_SOURCE_LEN} are taken.",
+                f"{name} has {self.length} characters; at most {MAX_SOURCE_LEN} are taken.",
                 param=self.param,
             )
+
+    @property
+    def length(self) -> int:
+        """Characters of it, all choices together."""
+        return len(self.source) + sum(map(len, self.choices))
 
     @classmethod
     def regex(cls, pattern: str, *, param: str | None = None) -> Constraint:

@@ -1,41 +1,64 @@
-"""Which constraints look as if they could take seconds to compile, told from their text alone.
+"""Which constraints cannot cost more than a millisecond or two to compile, told from their text alone.
 
-A guess, and only good for deciding who waits for whom: what looks costly may be cheap, and the other way
-round. What compiling takes is bounded where it is done (checker.py).
+What compiling the others takes is bounded where it is done (checker.py).
 """
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from .constraint import Constraint
+from .calls import schemas
+from .constraint import Constraint, ConstraintKind
 
-MAX_REPETITIONS = 1000
-"""Counted repetitions in all, multiplied where they lie in one another, beyond which one looks costly."""
+MAX_PLAIN_LEN = 8 * 1024
+_MAX_PLAIN_PARTS = 128
 
-_MAX_LEN = 16 * 1024
-_MAX_DEPTH = 64
+_REMARKS = frozenset(
+    ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated")
+)
+_VALUES = frozenset(("type", "enum", "const", "required"))
 
-# Counts as they stand in regular expressions and in grammars; in a schema's JSON nothing else looks so.
-_TOKEN = re.compile(r'["()]|\{(\d{1,9})(?:,(\d{0,9}))?\}')
 
+def is_plain(constraint: Constraint) -> bool:
+    """Whether it is short, and has nothing but listed members, items and values, one inside the other.
 
-def looks_costly(constraint: Constraint) -> bool:
-    """Whether it counts further than sensible constraints do. Reads its first 16,384 characters."""
-    open_groups, closed, closed_at = [0], 0, -1
-    for match in _TOKEN.finditer(constraint.source, 0, _MAX_LEN):
-        token = match[0]
-        if token == "(" and len(open_groups) < _MAX_DEPTH:
-            open_groups.append(0)
-        elif token == ")" and len(open_groups) > 1:
-            closed, closed_at = open_groups.pop(), match.end()
-            open_groups[-1] += closed
-        elif token == '"':  # What is in another text is not in a group of this one.
-            open_groups = [sum(open_groups)]
-        elif match[1]:
-            count = max(int(match[1]), int(match[2] or 0))
-            inside = closed if closed_at == match.start() else 0
-            open_groups[-1] += inside * (count - 1) + count
-        if open_groups[-1] > MAX_REPETITIONS:
-            return True
+    No patterns, no counts, no numbers' bounds, nothing that combines schemas: there is no automaton in it
+    that is larger than its text.
+    """
+    if constraint.kind is ConstraintKind.CHOICE:
+        return sum(map(len, constraint.choices)) <= MAX_PLAIN_LEN
+    if len(constraint.source) > MAX_PLAIN_LEN:
+        return False
+    if constraint.kind is ConstraintKind.JSON_OBJECT:
+        return True
+    try:
+        if constraint.kind is ConstraintKind.JSON_SCHEMA:
+            return _are_plain([json.loads(constraint.source)])
+        if constraint.kind is ConstraintKind.CALLS:
+            return _are_plain([schema for _, schema in schemas(constraint.source)])
+    except (ValueError, RecursionError):
+        pass  # What is wrong with it is said where it is translated.
     return False
+
+
+def _are_plain(waiting: list[Any]) -> bool:
+    num_parts = 0
+    while waiting:
+        schema = waiting.pop()
+        num_parts += 1
+        if num_parts > _MAX_PLAIN_PARTS:
+            return False
+        if isinstance(schema, bool):
+            continue
+        if not isinstance(schema, Mapping):
+            return False
+        for name, value in schema.items():
+            if name == "properties" and isinstance(value, Mapping):
+                waiting += value.values()
+            elif name in ("items", "additionalProperties"):
+                waiting.append(value)
+            elif name not in _REMARKS and name not in _VALUES:
+                return False
+    return True

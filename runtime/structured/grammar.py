@@ -11,6 +11,7 @@ The engine is llguidance: an Earley parser over lazily built automata, walked al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -80,17 +81,14 @@ class Grammar:
     """
 
     def __init__(self, constraint: Constraint, text: str, vocabulary: Vocabulary) -> None:
-        self._constraint = constraint
-        self._vocabulary = vocabulary
-        self._first = LLMatcher(vocabulary.engine, text, log_level=0, limits=limits())
-        # The first mask is the dearest, as it builds the automata that all matchers start from.
-        self._first.compute_bitmask()
-        if self._first.is_error():
-            raise GrammarError(explain(constraint, self._first.get_error()), param=constraint.param)
+        engine = LLMatcher(vocabulary.engine, text, log_level=0, limits=limits())
+        # The first mask is the dearest, as it builds the automata that all matchers start from; so it is
+        # made here, where no step waits for it.
+        self._first = Matcher.at_start(constraint, vocabulary, engine)
 
     def matcher(self) -> Matcher:
         """A matcher at the start of a new output."""
-        return Matcher(self._constraint, self._vocabulary, self._first.deep_copy())
+        return self._first.copy()
 
 
 class Matcher:
@@ -102,14 +100,44 @@ class Matcher:
         is_terminated: whether nothing but an end token may follow, or one has come.
     """
 
-    def __init__(self, constraint: Constraint, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(
+        self,
+        constraint: Constraint,
+        matcher: LLMatcher,
+        eos_token_ids: tuple[int, ...],
+        ends: Mask,
+        mask: Mask,
+        is_terminated: bool,
+    ) -> None:
         self._constraint = constraint
-        self._eos_token_ids = vocabulary.eos_token_ids
         self._matcher = matcher
-        self._ends = _bits(vocabulary.eos_token_ids, vocabulary.vocab_size)
-        self.mask: Mask = np.zeros_like(self._ends)
-        self.is_terminated = False
-        self._fill()
+        self._eos_token_ids = eos_token_ids
+        self._ends = ends
+        self.mask = mask
+        self.is_terminated = is_terminated
+
+    @classmethod
+    def at_start(cls, constraint: Constraint, vocabulary: Vocabulary, matcher: LLMatcher) -> Self:
+        """Of an engine's matcher that has taken nothing.
+
+        Raises:
+            GrammarError: nothing can be taken.
+        """
+        ends = _bits(vocabulary.eos_token_ids, vocabulary.vocab_size)
+        made = cls(constraint, matcher, vocabulary.eos_token_ids, ends, np.zeros_like(ends), False)
+        made._fill()
+        return made
+
+    def copy(self) -> Self:
+        """One that goes on from here by itself."""
+        return type(self)(
+            self._constraint,
+            self._matcher.deep_copy(),
+            self._eos_token_ids,
+            self._ends,
+            self.mask.copy(),
+            self.is_terminated,
+        )
 
     def advance(self, token_id: int) -> None:
         """Take the token that comes next.

@@ -1,50 +1,62 @@
 """Compiles constraints beside the step loop: each once, few at a time, and none for longer than it may.
 
 A constraint goes first through a process that may be killed (checker.py), so that a bomb is an error of
-its own request; what passes is compiled here, on a thread, which costs no more than the check did and
-leaves the interpreter free. (The threads keep their priority: one that the system let wait while it held
-the interpreter would stop the step loop.) Compiled grammars are kept, least recently used ones forgotten.
+its own request; one that is too plain to be a bomb (estimate.py) is checked on the spot, as a process of
+its own would cost several times what it costs. What passes is compiled here, on a thread, which costs no
+more than the check did and leaves the interpreter free; the step loop has precedence over the threads where
+the system knows priorities of threads. Compiled grammars are kept, least recently used ones forgotten.
 
-There are two lanes. In the quick one checks run side by side: what is cheap, which is nearly everything,
-shares the processor with whatever came before it and does not wait for its end. What is not checked within a
-tenth of a second of processor time goes on in the other lane, where a check only runs while a core would
-rest; what looks costly (estimate.py) starts there, as steps would feel that tenth of a second. Where no core
-rests for some seconds a check begins again with a small share of one: sound constraints that take long are
-not refused because the machine is busy.
+There are two lanes. In the quick one checks run side by side: what people write, which takes a few
+milliseconds however far it counts, shares the processor with whatever came before it and does not wait for
+its end. What is not checked within that little time is a bomb, as good as certainly: so much costs
+those beside it no more than any request does. It goes on in the other lane, where a check only runs while a
+core would rest, or in the thousandth part of one that the system leaves to such processes.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic, TypeVar
+
+from llguidance import LLTokenizer
 
 from ..errors import EngineError, GrammarError
-from .checker import Allowance, Verdict
+from .byte_vocabulary import byte_tokenizer
+from .checker import Allowance, Verdict, check
 from .checking import Checker
 from .constraint import Constraint
-from .estimate import looks_costly
+from .estimate import is_plain
 from .grammar import Grammar, Vocabulary
+
+T = TypeVar("T")
 
 MAX_GRAMMARS = 128
 
-
-QUICK = Allowance(cpu_seconds=0.1, wall_seconds=5.0, niceness=10)
+QUICK = Allowance(cpu_seconds=0.015, wall_seconds=5.0, niceness=10)
+QUICK_SECONDS_PER_CHARACTER = 1e-6
+"""More processor time for a long constraint, which takes half as much if it is sound."""
 NUM_QUICK = 8
 """Quick checks at once; one more waits until one of these has had its time."""
 
-IDLE = Allowance(cpu_seconds=1.0, wall_seconds=5.0, niceness=12, is_idle=True)
-PATIENT = Allowance(cpu_seconds=1.0, wall_seconds=30.0, niceness=15)
+IDLE = Allowance(cpu_seconds=0.5, wall_seconds=30.0, niceness=12, is_idle=True)
 NUM_THOROUGH = 3
-"""Thorough checks at once. Where no core ever rests a bomb takes all the seconds of both."""
+"""Thorough checks at once. Where no core ever rests a bomb takes all the seconds."""
 
 NUM_COMPILED = 2
-"""Constraints of the quick lane compiled at once, as that is done at the priority of the steps."""
+"""Constraints of one lane compiled at once."""
+
+THREAD_NICENESS = 10
+"""Of the threads here. One that the system lets wait while it holds the interpreter finds the core that
+the step loop, which waits for it, has left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,18 +86,20 @@ class GrammarService:
         self._max_grammars = max_grammars
         self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
         self._checker = Checker()
+        self._bytes = _Once(byte_tokenizer)
         self._thorough = _Lane(
             partial(check_thoroughly, self._checker),
-            ThreadPoolExecutor(NUM_THOROUGH, thread_name_prefix="thorough-grammar"),
+            _threads(NUM_THOROUGH, "thorough-grammar"),
             None,
         )
         self._quick = _Lane(
-            partial(check_quickly, self._checker),
-            ThreadPoolExecutor(NUM_QUICK, thread_name_prefix="grammar"),
+            partial(check_quickly, self._checker, self._bytes.get),
+            _threads(NUM_QUICK, "grammar"),
             self._thorough,
         )
         # Walking the vocabulary would slow the steps beside the first constrained request.
-        self._thorough.pool.submit(self._vocabulary.get)
+        for value in (self._vocabulary, self._bytes):
+            self._thorough.pool.submit(value.get)
         self._finalizer = weakref.finalize(self, _close, self._checker, self._quick, self._thorough)
 
     def __len__(self) -> int:
@@ -130,41 +144,44 @@ class GrammarService:
 
 
 def check_quickly(
-    checker: Checker, constraint: Constraint, check_wanted: Callable[[], None]
-) -> Verdict | None:
-    """Check as `QUICK` allows, which is over too soon for `check_wanted` to be asked."""
-    return checker.check(constraint, QUICK)
-
-
-def check_thoroughly(
     checker: Checker,
+    tokenizer: Callable[[], LLTokenizer],
     constraint: Constraint,
-    check_wanted: Callable[[], None],
-    *,
-    idle: Allowance = IDLE,
-    patient: Allowance = PATIENT,
 ) -> Verdict | None:
-    """Check as `idle` allows, and if it was time that did not suffice, as `patient` does.
-
-    `check_wanted` is called between the two; what it raises ends the check.
-    """
-    started = time.monotonic()
-    verdict = checker.check(constraint, idle)
-    if verdict is None and time.monotonic() - started >= idle.wall_seconds:
-        check_wanted()
-        verdict = checker.check(constraint, patient)
-    return verdict
+    """Check on this thread what is plain, and the rest as `QUICK` allows."""
+    if is_plain(constraint):
+        return check(constraint, tokenizer())
+    seconds = QUICK.cpu_seconds + QUICK_SECONDS_PER_CHARACTER * constraint.length
+    return checker.check(constraint, replace(QUICK, cpu_seconds=seconds))
 
 
-class _Once:
+def check_thoroughly(checker: Checker, constraint: Constraint) -> Verdict | None:
+    """Check as `IDLE` allows."""
+    return checker.check(constraint, IDLE)
+
+
+def _threads(size: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(size, thread_name_prefix=name, initializer=yield_to_others)
+
+
+def yield_to_others() -> None:
+    """Give this thread the niceness of those that the steps go before, where threads have one."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            niceness = max(os.getpriority(os.PRIO_PROCESS, thread), THREAD_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+
+
+class _Once(Generic[T]):
     """A value that is made by whoever asks first."""
 
-    def __init__(self, make: Callable[[], Vocabulary]) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._value: Vocabulary | None = None
+        self._value: T | None = None
 
-    def get(self) -> Vocabulary:
+    def get(self) -> T:
         with self._lock:
             if self._value is None:
                 self._value = self._make()
@@ -175,15 +192,14 @@ class _Lane:
     """Threads that check and compile.
 
     Args:
-        check: the verdict on a constraint; None for what takes too long in this lane. It is also given what
-            raises if nobody waits for it any more.
+        check: the verdict on a constraint; None for what takes too long in this lane.
         pool: of the threads.
-        slower: the lane of what takes too long here, or looks as if it would; None if that is too complex.
+        slower: the lane of what takes too long here; None if that is too complex.
     """
 
     def __init__(
         self,
-        check: Callable[[Constraint, Callable[[], None]], Verdict | None],
+        check: Callable[[Constraint], Verdict | None],
         pool: ThreadPoolExecutor,
         slower: _Lane | None,
     ) -> None:
@@ -191,19 +207,18 @@ class _Lane:
         self._compiling = threading.BoundedSemaphore(NUM_COMPILED)
         self._slower = slower
 
-    def enter(self, entry: _Entry, vocabulary: _Once) -> None:
+    def enter(self, entry: _Entry, vocabulary: _Once[Vocabulary]) -> None:
         """Compile in turn. Raises RuntimeError once the lane is closed."""
         task = self.pool.submit(self._compile, entry, vocabulary)
         task.add_done_callback(lambda done: _refuse(entry.future) if done.cancelled() else None)
 
-    def _compile(self, entry: _Entry, vocabulary: _Once) -> None:
+    def _compile(self, entry: _Entry, vocabulary: _Once[Vocabulary]) -> None:
         future, constraint = entry.future, entry.constraint
         if not future.running() and not future.set_running_or_notify_cancel():
             return
         try:
             entry.check_wanted()
-            skips = self._slower is not None and looks_costly(constraint)
-            verdict = None if skips else self.check(constraint, entry.check_wanted)
+            verdict = self.check(constraint)
             if verdict is None and self._slower is not None:
                 self._slower.enter(entry, vocabulary)
                 return

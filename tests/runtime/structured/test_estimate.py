@@ -1,52 +1,81 @@
-"""What looks costly before anything is compiled."""
+"""What is too plain to be a bomb."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from ramet.runtime.structured.calls import CallGrammar, CallRule
 from ramet.runtime.structured.constraint import Constraint
-from ramet.runtime.structured.estimate import looks_costly
+from ramet.runtime.structured.estimate import MAX_PLAIN_LEN, is_plain
 
-DATE, UUID = r"^\d{4}-\d{2}-\d{2}$", r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+PERSON = {
+    "title": "Person",
+    "description": "what (a|b){1000} is",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "default": "a{1000}"},
+        "pattern": {"type": ["integer", "null"]},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", {"allOf": []}]}},
+        "extra": {"type": "object", "additionalProperties": False},
+    },
+    "required": ["name", "pattern"],
+}
+
+
+def calls(schema: dict[str, Any]) -> Constraint:
+    rule = CallRule(before=("<call>",), schema=schema, after=("</call>",), where="tools[0]")
+    return CallGrammar(head=(), separator=(), tail=(), rules=(rule,)).constraint("tools")
 
 
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint.regex(DATE),
-        Constraint.regex(UUID),
-        Constraint.regex("(a|b){10}{"),
         Constraint.json_object(),
-        Constraint.choice(["a{1000000}"] * 2000),
-        Constraint.json_schema({"maxLength": 100_000, "pattern": DATE}),
-        Constraint.json_schema({"properties": {f"p{i}": {"pattern": UUID} for i in range(20)}}),
-        Constraint.json_schema({"enum": [{}, {"1": {"2": []}}]}),
+        Constraint.choice(["a{1000000}", "b"]),
+        Constraint.json_schema({}),
+        Constraint.json_schema(PERSON),
+        calls(PERSON),
     ],
-    ids=lambda constraint: constraint.source[:40],
 )
-def test_what_people_write_does_not(constraint: Constraint) -> None:
-    assert not looks_costly(constraint)
+def test_listed_members_items_and_values_are_plain(constraint: Constraint) -> None:
+    assert is_plain(constraint)
 
 
 @pytest.mark.parametrize(
-    "constraint",
+    "part",
     [
-        Constraint.regex("a{2000}"),
-        Constraint.regex("a{1,}b{5,2000}"),
-        Constraint.regex("((a{11}){11}){11}"),
-        Constraint.regex("x(" * 80 + "a{30}){40}"),
-        Constraint.json_schema({"allOf": [{"pattern": f"(a|b).{{{i}}}c"} for i in range(60)]}),
-        Constraint.grammar('start: "a"{3000}'),
+        {"pattern": "a"},
+        {"maxLength": 5},
+        {"minItems": 5},
+        {"maximum": 5},
+        {"format": "date"},
+        {"allOf": [{}]},
+        {"anyOf": [{}]},
+        {"$ref": "#"},
+        {"patternProperties": {"a": {}}},
+        {"items": [{}]},
+        {"properties": []},
+        {"unheard": 1},
+        5,
     ],
-    ids=lambda constraint: constraint.source[:40],
 )
-def test_what_counts_far_does(constraint: Constraint) -> None:
-    assert looks_costly(constraint)
+def test_all_else_is_not_however_deep_it_lies(part: Any) -> None:
+    around = {"type": "object", "properties": {"a": {"items": {"additionalProperties": part}}}}
+    assert not is_plain(Constraint.json_schema(around))
+    assert not is_plain(calls(around))
 
 
-def test_the_longest_source_is_read_at_once() -> None:
-    for text in ("){", "(", ")", "(){1}"):
-        long = Constraint.json_schema(json.dumps({"const": text * (240_000 // len(text))}))
-        assert not looks_costly(long) or "{1}" in text
+def test_what_is_long_is_not_plain() -> None:
+    assert not is_plain(Constraint.choice(["a" * MAX_PLAIN_LEN, "b"]))
+    assert not is_plain(Constraint.json_schema({"title": "a" * MAX_PLAIN_LEN}))
+    assert not is_plain(Constraint.json_schema({"properties": {f"p{i}": {} for i in range(200)}}))
+
+
+def test_other_languages_and_what_is_malformed_are_not_plain() -> None:
+    assert not is_plain(Constraint.regex("a"))
+    assert not is_plain(Constraint.grammar('start: "a"'))
+    for text in ("{", "[" * 8000, json.dumps({"items": 3}), "[]"):
+        assert not is_plain(Constraint.json_schema(text))

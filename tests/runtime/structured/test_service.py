@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from ramet.runtime.errors import EngineError, GrammarError
 from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
-from ramet.runtime.structured.checker import Allowance, Verdict, check
-from ramet.runtime.structured.checking import Checker
+from ramet.runtime.structured.checker import Verdict, check
 from ramet.runtime.structured.constraint import Constraint, ConstraintKind
 from ramet.runtime.structured.grammar import Vocabulary
-from ramet.runtime.structured.service import NUM_QUICK, GrammarService, check_thoroughly
+from ramet.runtime.structured.service import NUM_QUICK, THREAD_NICENESS, GrammarService
 
 LIMIT = 60.0
 BOMB = Constraint.json_schema(
@@ -103,10 +102,6 @@ def test_a_bomb_ends_within_its_limits_and_what_comes_with_it_is_compiled(
     assert service.get(Constraint.regex("ab")).result(LIMIT)
 
 
-def wanted() -> None:
-    """Somebody waits."""
-
-
 def bomb(number: int) -> Constraint:
     """One that takes seconds to compile, and is like no other."""
     parts = [{"type": "string", "pattern": f"(a|b).{{{i}}}c{number}"} for i in range(1, 40)]
@@ -121,7 +116,7 @@ class Thorough:
         self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
         monkeypatch.setattr(service._thorough, "check", self.check)
 
-    def check(self, constraint: Constraint, check_wanted: Callable[[], None]) -> None:
+    def check(self, constraint: Constraint) -> None:
         self.checked.append(constraint)
         self.begun.put(constraint)
         assert self.event.wait(LIMIT)
@@ -144,55 +139,36 @@ def test_what_is_cheap_is_compiled_while_bombs_are_still_being_checked(
     assert sorted(map(str, thorough.checked)) == sorted(str(bomb(n)) for n in range(1, 6))
 
 
-def test_what_looks_costly_is_not_checked_quickly_first(
+def test_what_people_write_is_checked_quickly_however_far_it_counts(
     service: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thorough = Thorough(service, monkeypatch)
-    monkeypatch.setattr(service._quick, "check", None)
-    long = Constraint.regex("a{5000}")
-    future = service.get(long)
-    assert thorough.begun.get(timeout=LIMIT) == long
-    thorough.event.set()
-    with pytest.raises(GrammarError, match="too complex"):
-        future.result(LIMIT)
+    monkeypatch.setattr(service._thorough, "check", None)
+    for constraint in (
+        Constraint.regex(r"(([a-z]{1,20} ){1,40}\n){1,20}"),
+        Constraint.json_schema({"type": "array", "items": {"maxLength": 900}, "maxItems": 900}),
+        Constraint.choice([f"{number:060}" for number in range(4000)]),
+    ):
+        assert service.get(constraint).result(LIMIT)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
-def test_a_check_for_which_no_core_rests_in_time_is_made_with_a_share_of_one() -> None:
-    starved = Allowance(cpu_seconds=20.0, wall_seconds=0.001, niceness=12, is_idle=True)
-    share = Allowance(cpu_seconds=20.0, wall_seconds=LIMIT, niceness=3)
-    checker = Checker()
-    try:
-        assert check_thoroughly(checker, BOMB, wanted, idle=starved, patient=starved) is None
-        sound = Constraint.regex("[a-z]{5000}")
-        assert check_thoroughly(checker, sound, wanted, idle=starved, patient=share) is not None
-    finally:
-        checker.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
-def test_a_check_that_had_its_processor_time_is_not_made_again(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_plain_needs_no_process(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = Allowance(cpu_seconds=0.05, wall_seconds=LIMIT, niceness=3)
-    checker, allowances = Checker(), list[Allowance]()
-    allowed = checker.check
-
-    def recorded(constraint: Constraint, allowance: Allowance) -> Verdict | None:
-        allowances.append(allowance)
-        return allowed(constraint, allowance)
-
-    monkeypatch.setattr(checker, "check", recorded)
-    try:
-        assert (
-            check_thoroughly(
-                checker, BOMB, wanted, idle=little, patient=replace(little, cpu_seconds=20.0)
-            )
-            is None
+    monkeypatch.setattr(service._checker, "check", None)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert service.get(Constraint.json_schema(schema)).result(LIMIT)
+    with pytest.raises(GrammarError, match="nested deeper"):
+        service.get(Constraint.json_schema({"const": json.loads("[" * 200 + "]" * 200)})).result(
+            LIMIT
         )
-    finally:
-        checker.close()
-    assert allowances == [little]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness")
+def test_the_steps_go_before_what_is_compiled(service: GrammarService) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for pool in (service._quick.pool, service._thorough.pool):
+        seen = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert seen.result(LIMIT) == max(own, THREAD_NICENESS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
@@ -215,31 +191,6 @@ def test_a_bomb_that_nobody_wants_any_more_is_not_checked_thoroughly(
     assert service.get(bomb(2)) is not second, "whoever asks again is served"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
-def test_a_bomb_that_is_left_while_no_core_rests_is_not_checked_patiently(
-    service: GrammarService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allowances, begun, is_left = list[Allowance](), threading.Event(), threading.Event()
-
-    def starved(constraint: Constraint, allowance: Allowance) -> None:
-        allowances.append(allowance)
-        begun.set()
-        assert is_left.wait(LIMIT)
-
-    monkeypatch.setattr(service._checker, "check", starved)
-    idle = Allowance(cpu_seconds=1.0, wall_seconds=0.0, niceness=12, is_idle=True)
-    check = partial(check_thoroughly, service._checker, idle=idle)
-    monkeypatch.setattr(service._thorough, "check", check)
-    long = Constraint.regex("a{5000}")
-    future = service.get(long)
-    assert begun.wait(LIMIT)
-    service.leave(long)
-    is_left.set()
-    with pytest.raises(EngineError, match="Nobody waits"):
-        future.result(LIMIT)
-    assert allowances == [idle]
-
-
 class Quick:
     """Stands in for the checks of the quick lane: a bomb's goes on until it is told that its time is over."""
 
@@ -248,7 +199,7 @@ class Quick:
         self.over = threading.Semaphore(0)
         monkeypatch.setattr(service._quick, "check", self.check)
 
-    def check(self, constraint: Constraint, check_wanted: Callable[[], None]) -> Verdict | None:
+    def check(self, constraint: Constraint) -> Verdict | None:
         self.begun.put(constraint)
         if constraint.kind is ConstraintKind.REGEX:
             return check(constraint, byte_tokenizer())
