@@ -98,7 +98,7 @@ class Content:
         if isinstance(item, Opened):
             if self.open_role is not None:
                 raise UsageError(
-                    f"A {item.role} message cannot begin inside the {self.open_role} message."
+                    f"A message of {item.role} cannot begin inside the {self.open_role} message."
                 )
             self.open_role = item.role
             self.messages.append(Message(item.role, ""))

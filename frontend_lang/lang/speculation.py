@@ -3,7 +3,9 @@
 A gen asks for more tokens than it needs, without its stop strings. What the model wrote behind the gen's
 end is a guess at what the program will add. While the program's text agrees with it, the next gens take
 their text from it and send nothing; where it does not, the guess is dropped. The text that the program
-adds is text that the model wrote itself, so what follows it is distributed as if asked for anew.
+adds is text that the model wrote itself, so what follows it is distributed as if asked for anew. For the
+same reason a message that the program has begun may be written from its start, by an API that cannot go on
+with it, and is taken if the model begins it alike.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Speculation:
         prompt, params = request.prompt, request.params
         most = None if params.max_tokens is None else max(params.max_tokens, self.num_tokens)
         free = replace(params, max_tokens=most, stop=None)
-        generated = await backend.generate(replace(request, params=free))
+        asked = replace(request, params=free, may_restart=True)
+        generated = await backend.generate(asked)
         (whole,) = generated.samples
         fits = params.max_tokens is None or whole.num_tokens <= params.max_tokens
         ended = whole.finish_reason == "stop"

@@ -60,12 +60,15 @@ class GenRequest:
             have come since the call before, if asked for, as in `Sample`; None if nobody looks.
         group: requests with the same group belong to one program, may travel together and are best
             run together; None for one that has no siblings.
+        may_restart: where the backend cannot go on with a message that is begun, it may have the message
+            written from its start, and take what begins as it was begun.
     """
 
     prompt: Prompt
     params: Params
     on_text: OnText | None = None
     group: str | None = None
+    may_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,13 @@ from typing import Any
 from ..errors import BackendError, Unsupported, UsageError
 from ..params import Params
 from ..waiting import LANGUAGE_LOOP
-from .base import Generated, GenRequest, Prompt, Sample, Scored, ScoreRequest
+from .base import Generated, GenRequest, Message, Prompt, Sample, Scored, ScoreRequest
 from .http import Http
 
 _OPENAI_URL = "https://api.openai.com/v1"
+
+_MOST_TRIES = 4
+"""Messages that are written from their start until one begins as the program has begun it."""
 
 _KNOWN = (
     *("max_tokens", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
@@ -99,6 +102,24 @@ class OpenAI:
 
     async def generate(self, request: GenRequest) -> Generated:
         """Sample; see `Backend`."""
+        prompt = request.prompt
+        if not (request.may_restart and prompt.is_open and prompt.messages) or self._continues:
+            return await self._generate(request)
+        *before, last = prompt.messages
+        blank = replace(prompt, messages=(*before, Message(last.role, "")))
+        num_tries = _MOST_TRIES if request.params.temperature != 0 else 1
+        for _ in range(num_tries):
+            generated = await self._generate(replace(request, prompt=blank))
+            (sample,) = generated.samples
+            if sample.text.startswith(last.content):
+                rest = sample.text[len(last.content) :]
+                return replace(generated, samples=[replace(sample, text=rest)])
+        raise BackendError(
+            f"The model did not begin its message with {last.content!r} in {num_tries} tries; the last "
+            f"began with {sample.text[: len(last.content)]!r}."
+        )
+
+    async def _generate(self, request: GenRequest) -> Generated:
         params, prompt = request.params, request.prompt
         chat = bool(prompt.messages)
         path = "/chat/completions" if chat else "/completions"
@@ -209,7 +230,8 @@ class OpenAI:
         if not self._continues:
             raise Unsupported(
                 "An assistant's message that is begun cannot be gone on with by OpenAI's API; pass "
-                "continues_messages=True if this server can."
+                "continues_messages=True if this server can, or have the message written from its start "
+                "with function(num_api_spec_tokens=…)."
             )
         return {
             "messages": messages,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -120,17 +122,19 @@ def test_a_gen_may_set_what_extra_names(server_url: str) -> None:
     assert state.meta("short")["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("names_server", [True, False])
-def test_the_key_in_the_environment_is_for_the_server_that_is_named_there(
-    monkeypatch: pytest.MonkeyPatch, names_server: bool
-) -> None:
-    seen: list[str | None] = []
+@contextmanager
+def scripted(*answers: str) -> Iterator[tuple[str, list[tuple[str | None, Any]]]]:
+    """A server that gives these texts in turn; its URL, and the key and body of each request."""
+    seen: list[tuple[str | None, Any]] = []
+    texts = iter(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            seen.append(self.headers.get("authorization"))
-            answer = b'{"choices": [{"text": "hi", "finish_reason": "stop"}]}'
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            seen.append((self.headers.get("authorization"), body))
+            text = next(texts)
+            choice = {"text": text, "message": {"content": text}, "finish_reason": "stop"}
+            answer = json.dumps({"choices": [choice], "usage": {}}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
@@ -139,20 +143,52 @@ def test_the_key_in_the_environment_is_for_the_server_that_is_named_there(
         def log_message(self, *_: object) -> None:
             pass
 
+    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}/v1", seen
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("names_server", [True, False])
+def test_the_key_in_the_environment_is_for_the_server_that_is_named_there(
+    monkeypatch: pytest.MonkeyPatch, names_server: bool
+) -> None:
     @sgl.function
     def program(s: sgl.State) -> None:
         s += "x" + sgl.gen("y")
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
-        url = f"http://127.0.0.1:{listening.server_port}/v1"
+    with scripted("hi") as (url, seen):
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
-        thread = Thread(target=listening.handle_request, daemon=True)
-        thread.start()
         with OpenAI("m", url) if names_server else OpenAI("m") as backend:
             assert program.run(backend=backend)["y"] == "hi"
-        thread.join()
-    assert seen == [None if names_server else "Bearer secret"]
+    assert [key for key, _ in seen] == [None if names_server else "Bearer secret"]
+
+
+@sgl.function(num_api_spec_tokens=64)
+def character(s: sgl.State) -> None:
+    s += sgl.user("A character, please.")
+    s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n"))
+
+
+def test_a_begun_message_is_written_from_its_start_where_a_program_speculates() -> None:
+    with scripted("Sure!\nName: No", "Name: Ada\nJob: writer\n") as (url, seen):
+        with OpenAI("m", url) as backend:
+            state = character.run(backend=backend)
+    assert (state["name"], state["job"]) == (" Ada", " writer")
+    assert state.messages()[-1]["content"] == "Name: Ada\nJob: writer"
+    assert [len(body["messages"]) for _, body in seen] == [1, 1]
+
+
+def test_a_message_that_never_begins_so_is_an_error() -> None:
+    ways: list[tuple[dict[str, Any], int]] = [({"temperature": 0.0}, 1), ({}, 4)]
+    for how, num_tries in ways:
+        with scripted(*["Sure!"] * num_tries) as (url, seen), OpenAI("m", url) as backend:
+            with pytest.raises(ProgramError, match=f"'Name:' in {num_tries} tries.*'Sure!'"):
+                character.run(backend=backend, **how)
+        assert len(seen) == num_tries
 
 
 def test_a_wrong_model_is_an_error_with_its_status(server_url: str) -> None:
