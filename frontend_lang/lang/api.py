@@ -57,6 +57,7 @@ def gen(
     Raises:
         UsageError: arguments are wrong or contradict each other.
     """
+    _check_name(name)
     params |= {
         key: value
         for key, value in (("min_tokens", min_tokens), ("n", n), ("stop", stop))
@@ -88,6 +89,11 @@ def gen(
         return node
     known = as_tools(tools)
     return nodes.sequence([nodes.Tell(known), replace(node, tools=known)])
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str | None):
+        raise UsageError(f"A variable's name must be a text, not {name!r}.")
 
 
 def _ended(params: dict[str, Any], constraint: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +143,8 @@ def select(
     """
     if temperature > 1e-5:
         raise UsageError("select takes the best option; a temperature above 0 means nothing here.")
-    options = tuple(choices or ())
+    _check_name(name)
+    options = () if isinstance(choices, str) else tuple(choices or ())
     if not options or not all(isinstance(option, str) for option in options):
         raise UsageError("select needs a list of texts as choices.")
     if len(set(options)) < len(options):
@@ -166,6 +173,7 @@ def tool_loop(
     Raises:
         UsageError: a tool cannot be described, or a parameter is wrong.
     """
+    _check_name(name)
     if max_rounds < 1:
         raise UsageError(f"max_rounds must be at least 1, not {max_rounds}.")
     made = make_params(max_tokens=max_tokens, **params)

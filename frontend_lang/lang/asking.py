@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -42,7 +43,7 @@ async def generate(
         on_text=_Shown(executor, name) if follows else None,
         group=executor.session.group,
     )
-    async with asyncio.timeout(params.timeout):
+    async with _limit(params.timeout):
         generated = await executor.ask(request)
     if looks:
         generated = replace(generated, samples=[_dropped(s) for s in generated.samples])
@@ -52,6 +53,17 @@ async def generate(
     meta = _meta(generated, time.perf_counter() - started)
     executor.events.append(Step.of(name, "gen", meta, generated.samples[0].text))
     return generated, meta
+
+
+@asynccontextmanager
+async def _limit(seconds: float | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"The time limit of {seconds:g} seconds passed.") from None
 
 
 class _Shown:
@@ -131,7 +143,7 @@ async def run_select(executor: Executor, node: nodes.Select) -> None:
         params=params,
         group=executor.session.group,
     )
-    async with asyncio.timeout(params.timeout):
+    async with _limit(params.timeout):
         scored = await executor.session.backend.score(request)
     logprobs = [option.logprobs for option in scored.options]
     scores = node.method.score(logprobs, [option.unconditional for option in scored.options])

@@ -149,8 +149,14 @@ class Executor:
         return branches.states
 
     def join(self, children: Sequence[Executor], mode: JoinMode) -> None:
-        """Take in what the branches have become, after everything added so far, here and there."""
+        """Take in what the branches have become, after everything added so far, here and there.
+
+        Raises:
+            UsageError: they are to be appended, and were joined already.
+        """
         self._check_open()
+        if mode == "concate_and_append" and any(child.joined for child in children):
+            raise UsageError("The branches were joined already; they would be appended again.")
         for child in children:
             child.joined = True
         self._queue.append(Op(lambda: self._join(children, mode)))

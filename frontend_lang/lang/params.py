@@ -5,8 +5,9 @@ Plain data for any backend; ranges are checked by whoever samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import UsageError
@@ -90,6 +91,31 @@ class Params:
 
 CONSTRAINTS = ("regex", "json_schema", "choice")
 
+_TYPES: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(
+        (
+            "max_tokens",
+            "min_tokens",
+            "n",
+            "top_k",
+            "seed",
+            "logprobs",
+            "logprob_start_len",
+            "priority",
+        ),
+        (Integral, "a whole number"),
+    ),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "timeout")
+        + ("repetition_penalty",),
+        (Real, "a number"),
+    ),
+    **dict.fromkeys(("stop", "stop_regex", "choice"), (str, "a text or a list of texts")),
+    "stop_token_ids": (Integral, "a list of whole numbers"),
+    "regex": (str, "a text"),
+    "logit_bias": (dict, "a dictionary"),
+}
+
 _SGLANG_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _SGLANG_NAMES |= {"sampling_seed": "seed", "top_logprobs_num": "logprobs"}
 
@@ -100,7 +126,8 @@ def make_params(**given: Any) -> Params:
     An empty text for `stop_regex` is none.
 
     Raises:
-        UsageError: there is no such parameter, or two of them contradict each other.
+        UsageError: there is no such parameter, one has a value of a wrong type, or two of them contradict
+            each other.
     """
     values = {name: value for name, value in given.items() if value is not None}
     asked = values.pop("return_logprob", None)
@@ -121,6 +148,8 @@ def make_params(**given: Any) -> Params:
     for name in ("stop", "stop_regex", "stop_token_ids", "choice"):
         if name in values:
             values[name] = _tuple(values[name])
+    for name, value in values.items():
+        _check_type(name, value)
     if given.get("stop_regex") == "":
         values["stop_regex"] = ()
     chosen = [name for name in CONSTRAINTS if name in values]
@@ -134,5 +163,12 @@ def make_params(**given: Any) -> Params:
     return Params(**values)
 
 
-def _tuple(value: str | int | Sequence[Any]) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, str | int) else tuple(value)
+def _check_type(name: str, value: Any) -> None:
+    wanted, what = _TYPES.get(name, (object, ""))
+    parts = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(part, wanted) for part in parts):
+        raise UsageError(f"{name} must be {what}, not {value!r}.")
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)

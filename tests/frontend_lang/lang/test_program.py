@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -243,6 +243,8 @@ def test_variables_can_be_set(backend: Any) -> None:
         lambda s: s.fork(1).join("nope"),
         lambda s: sgl.gen("x", nope=1),
         lambda s: sgl.gen("x", n=0),
+        lambda s: sgl.gen("x", type=Literal[1, "1"]),
+        lambda s: sgl.gen("x", choices="abc"),
         lambda s: sgl.gen("x", timeout=0),
         lambda s: sgl.gen("x", regex="a", json_schema="{}"),
         lambda s: sgl.gen("x", json_schema="{"),
@@ -267,6 +269,24 @@ def test_what_is_written_wrongly_is_said_at_once(backend: Any, wrong: Any) -> No
 
     program.run()
     assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"name": 100},
+        {"max_tokens": "5"},
+        {"max_tokens": 2.5},
+        {"temperature": "hot"},
+        {"stop": 5},
+        {"stop": ["a", 5]},
+        {"stop_token_ids": "5"},
+        {"regex": 5},
+    ],
+)
+def test_values_of_a_wrong_type_are_told_by_name(how: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(how))} must be"):
+        sgl.gen(**how)
 
 
 def test_without_a_backend_there_is_advice() -> None:
@@ -300,6 +320,19 @@ def test_a_finished_program_can_be_read_and_not_gone_on_with(backend: Any) -> No
     with pytest.raises(UsageError, match="ended"):
         state += "b"
     assert state.text() == "a"
+
+
+def test_branches_are_appended_once(backend: Any) -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        forks = s.fork(2)
+        forks += ["a", "b"]
+        forks.join("concate_and_append")
+        forks.join()
+        with pytest.raises(UsageError, match="joined already"):
+            forks.join("concate_and_append")
+
+    assert program.run().text() == "ab"
 
 
 def test_a_branch_that_was_joined_takes_nothing_more(backend: Any) -> None:
