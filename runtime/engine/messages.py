@@ -92,7 +92,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         quantization: int8 or int4 where the weights are in that many bits, else None.
         kv_cache_dtype: of cached keys and values.
         eos_token_ids: the model's end tokens.
-        weight_bytes, kv_cache_bytes: what the two take.
+        weight_bytes: what the weights take at most; kernels may hold them in less.
+        kv_cache_bytes: what the KV cache takes.
         load_seconds: from the start of loading to ready.
         max_retain_seconds: most seconds for which a prefix is retained; 0 if none is.
     """

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "compact_weight.h"
 #include "dense_weight.h"
 #include "features.h"
 #include "int8_row.h"
@@ -74,8 +75,14 @@ class Engine : public OpSink {
     std::unique_ptr<PackedLinear> pack(int dtype, Address weight, Address bias, int out_features,
                                        int in_features, bool gated) {
         const Guard guard(pool_);
-        return std::make_unique<DenseWeight>(arena_, pool_, static_cast<DType>(dtype), at(weight), at(bias),
-                                             out_features, in_features, gated);
+        const auto type = static_cast<DType>(dtype);
+        if (type == DType::bf16 && compute_.kernels.expands) {
+            return std::make_unique<CompactWeight>(arena_, pool_, at<const bf16>(weight),
+                                                   at<const bf16>(bias), out_features, in_features,
+                                                   gated);
+        }
+        return std::make_unique<DenseWeight>(arena_, pool_, type, at(weight), at(bias), out_features,
+                                             in_features, gated);
     }
 
     std::unique_ptr<PackedLinear> pack_quantized(int dtype, int bits, Address values, Address scales,

@@ -35,17 +35,17 @@ constexpr int kMaxTaskRows = 256;
 static inline std::size_t dtype_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
 
 template <class Int>
-static inline Int ceil_div(Int a, Int b) {
+static constexpr Int ceil_div(Int a, Int b) {
     return (a + b - 1) / b;
 }
 
 template <class Int>
-static inline Int smaller(Int a, Int b) {
+static constexpr Int smaller(Int a, Int b) {
     return a < b ? a : b;
 }
 
 template <class Int>
-static inline Int larger(Int a, Int b) {
+static constexpr Int larger(Int a, Int b) {
     return a < b ? b : a;
 }
 

@@ -57,10 +57,14 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
                         compute.kernels.pack(pack, from, to);
                     });
                 });
-    const LinearJob job{weight.dtype(), packed,          weight.data(),   weight.num_groups(),
-                        call.num_rows,  num_columns,     weight.bias(),   call.residual,
-                        call.residual_stride, call.activation, call.out, call.out_stride,
-                        call.wide_out,  call.softcap};
+    const LinearJob job{weight.dtype(),       packed,
+                        weight.data(),        weight.panel_offsets(),
+                        weight.num_groups(),  call.num_rows,
+                        num_columns,          weight.bias(),
+                        call.residual,        call.residual_stride,
+                        call.activation,      call.out,
+                        call.out_stride,      call.wide_out,
+                        call.softcap};
     run_panels_and_rows(pool, weight.num_panels(), call.num_rows, row_bytes, block_bytes,
                         [&](int first_panel, int last_panel, int first_row, int last_row) {
                             compute.kernels.linear(job, first_panel, last_panel, first_row,

@@ -13,6 +13,7 @@ namespace {  // each isa_*.cpp has its own: code for one instruction set must no
 
 template <class Simd, class Matmul, class Dot, class Products>
 constexpr KernelTable kKernelTable = {
+    Simd::kExpands,
     LinearRange<Simd, Matmul>::activation_size,
     LinearRange<Simd, Matmul>::pack,
     LinearRange<Simd, Matmul>::run,

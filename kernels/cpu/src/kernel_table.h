@@ -11,7 +11,9 @@ namespace ramet {
 struct LinearJob {
     DType dtype;
     const void* activations;  // packed: [row tiles][groups][16][32]
-    const void* weight;       // packed: panels of [groups][...], see dense_weight.h
+    const void* weight;       // packed: panels of [groups][...], see panel_layout.h
+    // Where each panel of a compact weight begins and the last one ends, see compact_weight.h; null: dense.
+    const std::size_t* panel_offsets;
     int num_groups;
     int num_rows;
     int num_columns;         // of out
@@ -102,6 +104,8 @@ struct QuantizeJob;    // quantized_job.h
 struct QuantizedJob;
 
 struct KernelTable {
+    // Whether weights of bfloat16 may be compact.
+    bool expands;
     std::size_t (*activation_size)(DType weight_dtype);
     void (*pack)(const PackJob&, int first_row, int last_row);
     void (*linear)(const LinearJob&, int first_panel, int last_panel, int first_row, int last_row);

@@ -1,6 +1,7 @@
 // A range of panels and rows of a linear layer: products, then the epilogue while they are in the cache.
 #pragma once
 
+#include "expand_groups.h"
 #include "fetch_ahead.h"
 #include "kernel_table.h"
 #include "linear_finish.h"
@@ -43,6 +44,10 @@ struct LinearRange {
     // How far ahead weights are fetched that are multiplied once each: a memory latency of reading.
     static constexpr std::size_t kStreamBytes = std::size_t{16} << 10;
 
+    // Groups of a compact panel that are expanded at once, where the products do not need more for their own
+    // sake: little enough for the first-level cache beside what they were expanded from.
+    static constexpr int kGroupsExpanded = 6;
+
     // How far ahead weights are fetched for one block of rows. Where it passes by a share of a panel several
     // times, the next share comes in meanwhile: the first pass would outrun lines that were nearer.
     template <class T>
@@ -77,22 +82,20 @@ struct LinearRange {
                           int last_row) {
         const LinearJob job = shared;  // a copy that no store can alias
         const int num_blocks = ceil_div(last_row - first_row, kBlockRows);
-        const char* weight = static_cast<const char*>(job.weight);
         FetchAhead ahead;
         // Past the last panel there are those that this thread will probably have next.
-        ahead.weight.end = weight + job.num_panels() * panel_size<T>(job) * sizeof(T);
-        constexpr int kGroupLines = static_cast<int>(kGroup * kPanel * sizeof(T) / kCacheLine);
-        ahead.weight.num_lines = ceil_div(kGroupLines, ceil_div(last_row - first_row, M::kRows));
+        ahead.weight.end = panel_of<T>(job, job.num_panels());
+        ahead.weight.num_lines = ceil_div(group_lines<T>(job), ceil_div(last_row - first_row, M::kRows));
         M::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
             if (num_blocks == 1) {
-                if (panel == first_panel) {
-                    ahead.weight.at = weight + panel * panel_size<T>(job) * sizeof(T) +
-                                      distance<T>(last_row - first_row);
+                // Panels of a compact weight differ in length.
+                if (panel == first_panel || job.panel_offsets) {
+                    ahead.weight.at = panel_of<T>(job, panel) + distance<T>(last_row - first_row);
                 }
                 multiply_rows<false, T>(job, panel, first_row, last_row, ahead);
             } else {
-                ahead.weight.at = weight + (panel + 1) * panel_size<T>(job) * sizeof(T);
+                ahead.weight.at = panel_of<T>(job, panel + 1);
                 for (int row = first_row; row < last_row; row += kRowsAtOnce) {
                     multiply_rows<true, T>(job, panel, row, smaller(last_row, row + kRowsAtOnce),
                                            ahead);
@@ -103,16 +106,31 @@ struct LinearRange {
     }
 
     template <class T>
-    static std::size_t panel_size(const LinearJob& job) {
-        return static_cast<std::size_t>(job.num_groups) * kGroup * kPanel;
+    static const char* panel_of(const LinearJob& job, int panel) {
+        constexpr std::size_t kBytes = kGroup * kPanel * sizeof(T);
+        return static_cast<const char*>(job.weight) +
+               (job.panel_offsets ? job.panel_offsets[panel] : panel * job.num_groups * kBytes);
+    }
+
+    // Cache lines of a group; of most of them where they differ.
+    template <class T>
+    static int group_lines(const LinearJob& job) {
+        constexpr std::size_t kBytes = kGroup * kPanel * sizeof(T);
+        return static_cast<int>((job.panel_offsets ? kCompactGroupBytes : kBytes) / kCacheLine);
     }
 
     // One panel by some rows; kRowsPass: there are several blocks of them.
     template <bool kRowsPass, class T>
     static void multiply_rows(const LinearJob& job, int panel, int first_row, int last_row,
                               FetchAhead& ahead) {
+        if constexpr (S::kExpands && sizeof(T) == sizeof(bf16)) {
+            if (job.panel_offsets) {
+                multiply_compact<kRowsPass>(job, panel, first_row, last_row, ahead);
+                return;
+            }
+        }
         constexpr int kGroups = M::template kGroupsAtOnce<T>;
-        const T* weight = static_cast<const T*>(job.weight) + panel * panel_size<T>(job);
+        const T* weight = reinterpret_cast<const T*>(panel_of<T>(job, panel));
         const auto at = [weight](int group) {
             return weight + static_cast<std::size_t>(group) * kGroup * kPanel;
         };
@@ -122,7 +140,7 @@ struct LinearRange {
                 multiply_groups<kRowsPass, T>(job, panel, first_row, last_row, kGroups, ahead,
                                               [&](int group, int num_groups) {
                                                   M::widen(at(group), num_groups, widened);
-                                                  return widened;
+                                                  return static_cast<const float*>(widened);
                                               });
                 return;
             }
@@ -131,6 +149,42 @@ struct LinearRange {
         multiply_groups<kRowsPass, T>(job, panel, first_row, last_row,
                                       passes ? kGroups : job.num_groups, ahead,
                                       [&](int group, int) { return at(group); });
+    }
+
+    // The same for a panel of a compact weight: expanded by the first rows as they are multiplied, where they
+    // can, else beforehand.
+    template <bool kRowsPass>
+    static void multiply_compact(const LinearJob& job, int panel, int first_row, int last_row,
+                                 FetchAhead& ahead) {
+        constexpr int kGroups = M::template kGroupsAtOnce<bf16>;
+        ExpandGroups<S> groups(reinterpret_cast<const std::byte*>(panel_of<bf16>(job, panel)),
+                               job.num_groups);
+        const auto multiply = [&](int step, const auto& weight) {
+            multiply_groups<kRowsPass, bf16>(job, panel, first_row, last_row, step, ahead, weight);
+        };
+        const int num_rows = last_row - first_row;
+        if constexpr (sizeof(Operand<bf16>) != sizeof(bf16)) {
+            if (M::template widens<bf16>(num_rows)) {
+                alignas(64) float widened[kGroups * kGroupSize];
+                return multiply(kGroups, [&](int, int num_groups) {
+                    M::widen(groups, num_groups, widened);
+                    return static_cast<const float*>(widened);
+                });
+            }
+        }
+        alignas(64) bf16 expanded[larger(kGroups, kGroupsExpanded) * kGroupSize];
+        const bool passes = kRowsPass || num_rows > M::kRows;
+        if constexpr (M::kExpandingRows > 0) {
+            if (M::kExpandingRows == M::kRows || num_rows <= M::kExpandingRows) {
+                return multiply(passes ? kGroupsExpanded : job.num_groups, [&](int, int) {
+                    return CompactShare<S>{groups, passes ? expanded : nullptr};
+                });
+            }
+        }
+        multiply(passes ? kGroups : kGroupsExpanded, [&](int, int num_groups) {
+            groups.expand(num_groups, expanded);
+            return static_cast<const bf16*>(expanded);
+        });
     }
 
     // weight(group, num_groups): those groups of the panel, as the products take them.
@@ -147,14 +201,21 @@ struct LinearRange {
             // Sums that wait for more groups need a place each; whole ones are used at once.
             const int place = job.num_groups > step ? kPanel : 0;
             const int num_groups = smaller(step, job.num_groups - group);
-            const auto* part = weight(group, num_groups);
+            const auto part = weight(group, num_groups);
             for (int row = 0; row < last_row - first_row; row += kBlockRows) {
                 const int num_rows = smaller(kBlockRows, last_row - first_row - row);
                 float* target = products + row * place;
                 if (last) fetch_out<T>(job, panel, first_row + row, num_rows, ahead);
-                M::template block<kRowsPass>(
-                    activations + row / kTileRows * tile_stride + group * kTileRows * kGroup,
-                    tile_stride, part, num_groups, target, kPanel, num_rows, group > 0, ahead);
+                const auto* rows = activations + row / kTileRows * tile_stride + group * kTileRows * kGroup;
+                const auto multiply = [&](const auto& weights) {
+                    M::template block<kRowsPass>(rows, tile_stride, weights, num_groups, target, kPanel,
+                                                 num_rows, group > 0, ahead);
+                };
+                if (row == 0) {
+                    multiply(part);
+                } else {
+                    multiply(rest_of(part));
+                }
                 if (last) {
                     LinearFinish<S>::template run<T>(job, panel, first_row + row, num_rows, target);
                 }

@@ -18,6 +18,7 @@ struct AmxMatmul {
     template <class T>
     using Operand = T;
 
+    static constexpr int kExpandingRows = 0;
     static constexpr int kRows = 2 * kTileRows;
 
     template <class T>

@@ -14,8 +14,9 @@ PackedLinear::PackedLinear(DType dtype, int out_features, int in_features, bool 
     }
 }
 
-std::byte* PackedLinear::allocate(Arena& arena) {
-    piece_ = arena.allocate(num_bytes());
+std::byte* PackedLinear::allocate(Arena& arena, std::size_t num_bytes) {
+    piece_ = arena.allocate(num_bytes);
+    num_bytes_ = num_bytes;
     return piece_.data;
 }
 

@@ -49,7 +49,7 @@ QuantizedWeight::QuantizedWeight(Arena& arena, ThreadPool& pool, DType dtype, in
       bits_(bits),
       has_minimums_(source.minimums != nullptr) {
     if (bits != 8 && bits != 4) throw std::invalid_argument("a weight has 8 or 4 bits");
-    std::byte* data = allocate(arena);
+    std::byte* data = allocate(arena, num_panels() * panel_bytes());
     pool.run(num_panels(), [&](int panel, int) { pack_panel(source, panel, data); });
     pack_bias(source.bias);
 }

@@ -54,7 +54,7 @@ class QuantizedWeight : public PackedLinear {
                     int out_features, int in_features, bool gated);
 
     void unpack_row(std::int64_t row, void* out) const override;
-    std::size_t group_bytes() const override {
+    std::size_t group_bytes() const {
         return quantized_value_bytes(bits_) + (has_minimums_ ? 2 : 1) * kPanel * sizeof(f16);
     }
 
@@ -62,6 +62,7 @@ class QuantizedWeight : public PackedLinear {
     bool has_minimums() const { return has_minimums_; }
 
   private:
+    std::size_t panel_bytes() const { return num_groups() * group_bytes(); }
     void pack_panel(const Source& source, int panel, std::byte* data) const;
     template <class T>
     void unpack(Place place, T* out) const;

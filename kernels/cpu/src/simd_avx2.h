@@ -11,10 +11,40 @@ namespace {
 struct Avx2Simd {
     static constexpr int W = 8;
     static constexpr bool kMultipliesPairs = false;
+    static constexpr bool kExpands = true;
     using Reg = __m256;
     struct Pairs {
         __m256 low, high;
     };
+
+    // See compact_group.h.
+    using Listed = __m256i;
+    struct Vector {
+        __m256i half[2];
+    };
+    static Listed load_listed(const std::uint8_t* bytes) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    }
+    static void expand_part(const std::uint8_t* part, Listed listed, Vector (&out)[4]) {
+        const __m256i half = _mm256_set1_epi8(15);
+        for (int h = 0; h < 2; ++h) {
+            const auto* from = reinterpret_cast<const __m256i*>(part) + h;
+            const __m256i codes = _mm256_load_si256(from);
+            const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 4), half);
+            const __m256i upper[2] = {_mm256_shuffle_epi8(listed, _mm256_and_si256(codes, half)),
+                                      _mm256_shuffle_epi8(listed, second)};
+            for (int i = 0; i < 2; ++i) {
+                const __m256i lower = _mm256_load_si256(from + 2 * (1 + i));
+                out[2 * i].half[h] = _mm256_unpacklo_epi8(lower, upper[i]);
+                out[2 * i + 1].half[h] = _mm256_unpackhi_epi8(lower, upper[i]);
+            }
+        }
+    }
+    static void store_vector(bf16* p, const Vector& x) {
+        for (int h = 0; h < 2; ++h) {
+            _mm256_store_si256(reinterpret_cast<__m256i*>(p) + h, x.half[h]);
+        }
+    }
 
     static Reg zero() { return _mm256_setzero_ps(); }
     static Reg set1(float x) { return _mm256_set1_ps(x); }
@@ -115,6 +145,7 @@ struct Avx2Simd {
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {low(pairs), high(pairs)};
     }
+    static Pairs pairs_of(const Vector& x, int half) { return {low(x.half[half]), high(x.half[half])}; }
 
     static void transpose16(const std::uint32_t* const rows[16], std::uint32_t* out) {
         for (int half = 0; half < 16; half += 8) {

@@ -85,12 +85,12 @@ struct Avx512Simd {
     static Reg scale_by_floor(Reg a, Reg x) { return _mm512_scalef_ps(a, x); }
 
     // The first of 16 pairs, and the second.
-    static Reg load_first(const bf16* pairs) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));
-    }
-    static Reg load_second(const bf16* pairs) {
+    static Reg load_first(const bf16* pairs) { return first_of(_mm512_loadu_si512(pairs)); }
+    static Reg load_second(const bf16* pairs) { return second_of(_mm512_loadu_si512(pairs)); }
+    static Reg first_of(Words pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+    static Reg second_of(Words pairs) {
         const Words mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), mask));
+        return _mm512_castsi512_ps(_mm512_and_si512(pairs, mask));
     }
 
 #if defined(__AVX512BF16__)
@@ -111,6 +111,32 @@ struct Avx512Simd {
         __m512 low, high;
     };
     static Pairs load_pairs(const bf16* p) { return {load_first(p), load_second(p)}; }
+#endif
+
+    // See compact_group.h.
+    static constexpr bool kExpands = true;
+    using Listed = Words;
+    using Vector = Words;
+    static Listed load_listed(const std::uint8_t* bytes) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    }
+    static void expand_part(const std::uint8_t* part, Listed listed, Vector (&out)[4]) {
+        const Words half = _mm512_set1_epi8(15);
+        const Words codes = _mm512_load_si512(part);
+        const Words second = _mm512_and_si512(_mm512_srli_epi16(codes, 4), half);
+        const Words upper[2] = {_mm512_shuffle_epi8(listed, _mm512_and_si512(codes, half)),
+                                _mm512_shuffle_epi8(listed, second)};
+        for (int i = 0; i < 2; ++i) {
+            const Words lower = _mm512_load_si512(part + 64 * (1 + i));
+            out[2 * i] = _mm512_unpacklo_epi8(lower, upper[i]);
+            out[2 * i + 1] = _mm512_unpackhi_epi8(lower, upper[i]);
+        }
+    }
+    static void store_vector(bf16* p, Vector x) { _mm512_store_si512(p, x); }
+#if defined(__AVX512BF16__)
+    static Pairs pairs_of(Vector x, int) { return x; }
+#else
+    static Pairs pairs_of(Vector x, int) { return {first_of(x), second_of(x)}; }
 #endif
 
     // Four rounds, each exchanging halves at half the distance of the one before.

@@ -12,6 +12,7 @@ struct PortableSimd {
     static constexpr int W = 4;
     // Whether an instruction multiplies bfloat16; without one, they are widened first.
     static constexpr bool kMultipliesPairs = false;
+    static constexpr bool kExpands = false;
     struct Reg {
         float lane[W];
     };
