@@ -125,9 +125,20 @@ __all__ = [
 ]
 
 
+_VENDOR = "OpenAI(model, base_url, api_key) reaches vendors that are compatible with it"
+# What programs of SGLang's name beside this, and what there is for it.
+_ELSEWHERE = {
+    "Engine": "ramet.runtime.Engine is the engine",
+    "ServerArgs": "`ramet serve --help` has a server's options, ramet.runtime.Engine those of an engine",
+    "global_config": "there are no settings of the process; runs and backends take theirs",
+    **dict.fromkeys(("Anthropic", "LiteLLM", "VertexAI", "Crusoe"), _VENDOR),
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(import_module(_HOME_OF[name], __name__), name)
     globals()[name] = value
     return value

@@ -8,9 +8,9 @@ the system knows priorities of threads. Compiled grammars are kept, least recent
 
 There are two lanes. In the quick one checks run side by side: what people write, which takes a few
 milliseconds however far it counts, shares the processor with whatever came before it and does not wait for
-its end. What is not checked within that little time is a bomb, as good as certainly: so much costs
-those beside it no more than any request does. It goes on in the other lane, where a check only runs while a
-core would rest, or in the thousandth part of one that the system leaves to such processes.
+its end. What is not checked within that little time, which costs those beside it no more than any
+request does, is a bomb, as good as certainly. It goes on in the other lane, where a check only runs while a
+core would rest, or in the few thousandths of one that the system leaves to such processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 MAX_GRAMMARS = 128
 
-QUICK = Allowance(cpu_seconds=0.015, wall_seconds=5.0, niceness=10)
+QUICK = Allowance(cpu_seconds=0.02, wall_seconds=5.0, niceness=10)
 QUICK_SECONDS_PER_CHARACTER = 1e-6
 """More processor time for a long constraint, which takes half as much if it is sound."""
 NUM_QUICK = 8

@@ -252,6 +252,17 @@ def test_the_same_branch_again_in_a_loop_keeps_the_first_value(backend: Any) -> 
     assert program.run()["thought"] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("Engine", "ramet.runtime.Engine"), ("global_config", "no settings"), ("Crusoe", "OpenAI")],
+)
+def test_names_that_are_not_here_say_what_is(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=f"{name!r}: .*{hint}"):
+        getattr(sgl, name)
+    with pytest.raises(AttributeError, match="'nothing'$"):
+        getattr(sgl, "noth" + "ing")
+
+
 def test_a_default_backend_can_be_taken_back(backend: Any) -> None:
     sgl.set_default_backend(None)
     with pytest.raises(UsageError, match="no backend"):
