@@ -45,7 +45,7 @@ class Allowance:
     Attributes:
         cpu_seconds: processor time.
         wall_seconds: bounds a machine under great load only.
-        niceness: of the process, so that the steps beside it hardly feel it.
+        niceness: of the process at least, so that the steps beside it hardly feel it.
         is_idle: whether it only runs while a core would rest; niceness alone counts where the system
             knows no such policy.
     """
@@ -161,7 +161,8 @@ def _answer(allowance: Allowance, channel: socket.socket, tokenizer: LLTokenizer
         # Nobody handles the signals, so the kernel ends this process, whatever it is in the middle of.
         signal.setitimer(signal.ITIMER_PROF, allowance.cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, allowance.wall_seconds)
-        os.nice(allowance.niceness)
+        niceness = max(os.getpriority(os.PRIO_PROCESS, 0), allowance.niceness)
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
         if allowance.is_idle and sys.platform == "linux":
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         with channel.makefile("rb") as stream:

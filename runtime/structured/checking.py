@@ -21,7 +21,11 @@ _PATIENCE_SECONDS = 5.0
 
 
 class Checker:
-    """Checks constraints, each in a process of its own that ends with it. Starts nothing before `check`."""
+    """Checks constraints, each in a process of its own that ends with it.
+
+    Starts nothing before `start` or `check`. The process that forks them has the niceness of the thread that
+    starts it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,6 +48,12 @@ class Checker:
         if body is None and self._closed:
             raise EngineError("The engine was closed.")
         return None if body is None else msgspec.msgpack.decode(body, type=Verdict)
+
+    def start(self) -> None:
+        """Start the process that forks them, if it is not there; its imports take a while."""
+        with self._lock:
+            if self._requests is None and not self._closed:
+                self._start()
 
     def close(self) -> None:
         """End all checks and the process. Safe to call twice."""

@@ -86,6 +86,7 @@ class GrammarService:
         self._max_grammars = max_grammars
         self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
         self._checker = Checker()
+        self._is_asked = False
         self._bytes = _Once(byte_tokenizer)
         self._thorough = _Lane(
             partial(check_thoroughly, self._checker),
@@ -111,6 +112,10 @@ class GrammarService:
         Whoever asked must either wait until it is done or `leave`. The future's exception is a
         GrammarError if the constraint is at fault.
         """
+        if not self._is_asked:
+            # The first constraint is hardly the last, and may be one that needs no process.
+            self._is_asked = True
+            self._thorough.pool.submit(self._checker.start)
         entry = self._entries.get(constraint)
         if entry is None or _failed_by_accident(entry.future):
             entry = _Entry(constraint, num_waiting=1)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,36 @@ def test_a_process_that_somebody_killed_is_started_again(checker: Checker) -> No
     verdicts = [checker.check(GOOD, ENOUGH) for _ in range(2)]
     assert verdicts[-1] is not None
     assert pid(checker) != first
+
+
+def test_the_process_may_be_started_before_it_is_needed(checker: Checker) -> None:
+    checker.start()
+    first = pid(checker)
+    checker.start()
+    assert checker.check(GOOD, ENOUGH) is not None and pid(checker) == first
+    checker.close()
+    checker.start()
+    assert checker._process is None
+
+
+@needs_limits
+def test_a_check_has_its_niceness_whatever_that_of_the_process_is(checker: Checker) -> None:
+    def lowered() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 2)
+
+    with ThreadPoolExecutor(1, initializer=lowered) as pool:
+        pool.submit(checker.start).result(LIMIT)
+        bomb = pool.submit(checker.check, BOMB, ENOUGH)
+        deadline = time.monotonic() + LIMIT
+        found: set[int] = set()
+        while 3 not in found:
+            assert time.monotonic() < deadline
+            with suppress(ProcessLookupError):
+                found = {os.getpriority(os.PRIO_PROCESS, c) for c in children(pid(checker))}
+            assert not any(niceness > 3 for niceness in found)
+        checker.close()
+        with pytest.raises(EngineError, match="closed"):
+            bomb.result(LIMIT)
 
 
 def test_a_closed_checker_checks_nothing(checker: Checker) -> None:
