@@ -114,10 +114,9 @@ async def run(url: str) -> dict[str, float]:
         near = [asyncio.create_task(load.bomb(counts_far=False)) for _ in range(NUM_BOMBS)]
         await asyncio.sleep(2)
         near_until = time.perf_counter()
-        await asyncio.gather(*near)
-        for task in streams:
+        for task in (*streams, *near):
             task.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
+        await asyncio.gather(*streams, *near, return_exceptions=True)
     return {
         "cheap without bombs, median": statistics.median(before),
         "first cheap": cheap[0],
