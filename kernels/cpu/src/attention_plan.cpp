@@ -266,20 +266,6 @@ void AttentionPlan::number_partials(Schedule& schedule, std::vector<QueryToken>&
     for (QueryToken& token : schedule.tokens) token = all[token.row];
 }
 
-namespace {
-
-CacheRange first_split_of(const AttentionPlan& plan, const AttentionPlan::Schedule& schedule,
-                          std::size_t index) {
-    if (index >= schedule.pieces.size()) return {};
-    const AttentionPlan::Piece& piece = schedule.pieces[index];
-    const int first = piece.first_split * kSplit;
-    const int end = schedule.tokens[piece.last_token - 1].position + 1;
-    return {plan.block_table(piece.seq), first, std::min(first + kSplit, end), piece.first_kv_head,
-            piece.last_kv_head};
-}
-
-}  // namespace
-
 void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionTask layer) {
     ThreadPool& pool = compute.pool;
     const AttentionPlan::Schedule& schedule = plan.schedule(layer.window);
@@ -289,7 +275,8 @@ void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionT
     const std::size_t scratch = compute.kernels.attention_scratch(layer.head_dim);
     for (int thread = 0; thread < pool.size(); ++thread) pool.thread_scratch(thread).reserve(scratch);
 
-    pool.run(static_cast<int>(schedule.pieces.size()), [&](int index, int thread) {
+    const int num_tasks = static_cast<int>(schedule.pieces.size());
+    const auto task_of = [&](int index) {
         const AttentionPlan::Piece& piece = schedule.pieces[index];
         AttentionTask task = layer;
         task.tokens = schedule.tokens.data() + piece.first_token;
@@ -299,8 +286,13 @@ void run_attention(const Compute& compute, const AttentionPlan& plan, AttentionT
         task.last_split = piece.last_split;
         task.first_kv_head = piece.first_kv_head;
         task.last_kv_head = piece.last_kv_head;
+        return task;
+    };
+    pool.run(num_tasks, [&](int index, int thread) {
+        AttentionTask task = task_of(index);
         // Threads take turns where tasks are alike.
-        task.following = first_split_of(plan, schedule, index + pool.size());
+        const int next = index + pool.size();
+        if (next < num_tasks) task.following = range_of(task_of(next));
         compute.kernels.attend(task, pool.thread_scratch(thread).reserve(scratch));
     });
     const int num_merges = static_cast<int>(schedule.merges.size());

@@ -62,7 +62,7 @@ class AttentionRange {
           fresh_(carve<float>(kBlock * dim_)),
           in_tiles_(in_tiles(task.head_dim, task.block_size)),
           packer_(task, carve<T>(kHalf * dim_)),
-          reader_(task) {}
+          reader_(task, in_tiles_ ? range_of(task) : CacheRange{}) {}
 
     void run() {
         scan_rows();
@@ -192,13 +192,11 @@ class AttentionRange {
         const int base = split * kSplit;
         const Block all = block_at(0, num_rows_, lowest_all_, highest_all_, base);
         if (all.empty()) return;
-        if (next_split_ != split) locate_next(own_range(base, all.high));
-        with_source([](auto& source) { source.advance(); });
-        if (split + 1 < task_.last_split) {
-            next_split_ = split + 1;
-            locate_next(own_range(base + kSplit, high_of(highest_all_, base + kSplit)));
+        const CacheRange here = own_range(base, all.high);
+        if (in_tiles_) {
+            reader_.select(here);
         } else {
-            locate_next(task_.following);
+            locate(split, here);
         }
         for (int head = task_.first_kv_head; head < task_.last_kv_head; ++head) {
             select_head(head);
@@ -212,8 +210,18 @@ class AttentionRange {
         return {task_.block_table, base, base + count, task_.first_kv_head, task_.last_kv_head};
     }
 
-    void locate_next(const CacheRange& range) {
-        with_source([&](auto& source) { source.locate_next(range); });
+    void locate(int split, const CacheRange& here) {
+        if (next_split_ != split) packer_.locate_next(here);
+        packer_.advance();
+        next_split_ = split + 1;
+        if (next_split_ < task_.last_split) {
+            const int base = next_split_ * kSplit;
+            packer_.locate_next(own_range(base, high_of(highest_all_, base)));
+        } else {
+            CacheRange range = task_.following;
+            range.last = smaller(range.last, range.first + kSplit);
+            packer_.locate_next(range);
+        }
     }
 
     template <class F>
@@ -395,7 +403,7 @@ class AttentionRange {
     TileReader<S, C, T> reader_;
     SplitTiles<T> tiles_;
     SplitTiles<A> wide_;
-    int next_split_ = -1;      // looked up
+    int next_split_ = -1;      // looked up by the packer
     // The selected head.
     int kv_head_ = 0;
     A* queries_ = nullptr;

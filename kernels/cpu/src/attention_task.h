@@ -48,9 +48,16 @@ struct AttentionTask {
     const std::int32_t* block_table;
     int first_split, last_split;
     int first_kv_head, last_kv_head;
-    // The first split of what this thread will probably do next, to be fetched beside the last split of this.
+    // What this thread will probably read next, whose beginning is to be fetched beside the end of this.
     CacheRange following;
 };
+
+// What a task reads; its last token is one of those that see most.
+static inline CacheRange range_of(const AttentionTask& task) {
+    const int end = task.tokens[task.num_tokens - 1].position + 1;
+    return {task.block_table, task.first_split * kSplit, smaller(task.last_split * kSplit, end),
+            task.first_kv_head, task.last_kv_head};
+}
 
 static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGroup) * kGroup; }
 

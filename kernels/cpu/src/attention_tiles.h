@@ -27,6 +27,49 @@ struct SplitTiles {
     const float* value_scales = nullptr;
 };
 
+// Where the tiles of a range lie, one after another as a task reads them: split by split, of a split head by head,
+// of a head keys before values.
+template <class C>
+class TileWalk {
+  public:
+    // Of an empty range there are none.
+    TileWalk(const AttentionTask& task, const CacheRange& range)
+        : layout_(task.num_kv_heads, task.head_dim, task.block_size),
+          keys_(static_cast<const C*>(task.k_cache)),
+          values_(static_cast<const C*>(task.v_cache)),
+          range_(range),
+          num_tiles_(ceil_div(range.last, kHalf)) {
+        begin_split(range.first / kHalf);
+    }
+
+    bool done() const { return first_ >= num_tiles_; }
+
+    // Unless it is done.
+    const C* next() {
+        const C* tile = (reads_values_ ? values_ : keys_) + layout_.tile(range_.block_table, head_, tile_);
+        if (++tile_ < end_) return tile;
+        tile_ = first_;
+        reads_values_ = !reads_values_;
+        if (!reads_values_ && ++head_ == range_.last_kv_head) begin_split(end_);
+        return tile;
+    }
+
+  private:
+    void begin_split(int first) {
+        first_ = tile_ = first;
+        end_ = smaller(first + kSplitTiles, num_tiles_);
+        head_ = range_.first_kv_head;
+    }
+
+    const TileLayout<C> layout_;
+    const C* const keys_;
+    const C* const values_;
+    const CacheRange range_;
+    const int num_tiles_;
+    int first_ = 0, end_ = 0, head_ = 0, tile_ = 0;
+    bool reads_values_ = false;
+};
+
 // Cache of elements C, tiles of elements T (C, or wider).
 template <class S, class C, class T>
 class TileReader {
@@ -34,44 +77,37 @@ class TileReader {
     static constexpr bool kAsStored = std::is_same_v<C, T>;
 
   public:
-    explicit TileReader(const AttentionTask& task)
+    // range: all that the task reads. It has begun to be fetched when the task begins, and so it will be with what
+    // follows it.
+    TileReader(const AttentionTask& task, const CacheRange& range)
         : task_(task),
           layout_(task.num_kv_heads, task.head_dim, task.block_size),
           dim_(task.head_dim),
-          tile_bytes_(layout_.tile_size() * sizeof(C)) {}
-
-    // Looks up where the tiles of a range lie, which starts at one: they are to be fetched.
-    void locate_next(const CacheRange& range) {
-        next_.num_positions = larger(0, range.last - range.first);
-        next_.first_kv_head = range.first_kv_head;
-        next_.last_kv_head = range.last_kv_head;
-        const int tiles_per_block = task_.block_size / kHalf;
-        for (int i = 0; i < next_.num_tiles(); ++i) {
-            const int tile = range.first / kHalf + i;
-            next_.offsets[i] = layout_.offset(range.block_table[tile / tiles_per_block],
-                                              tile % tiles_per_block);
-        }
+          walk_(task, range),
+          following_(task, task.following) {
+        for (int i = 0; i < kTilesAhead && !walk_.done(); ++i) walk_.next();
     }
 
-    // Goes on to the tiles last looked up: they are the ones to be read.
-    void advance() { here_ = next_; }
+    // Goes on to a range of one split at most.
+    void select(const CacheRange& range) { here_ = range; }
 
     // Tiles from `first` to `last`, at most, of a head. Where they are not as they are stored, or `joined`, they go
     // to `keys` and `values`, each where it would be if all lay one after another.
     // What is in tiles of keys past the end means nothing; values past the end are zero.
     void read(int kv_head, int first, int last, bool joined, T* keys, T* values, SplitTiles<T>* out) {
-        select_heads(kv_head);
-        out->end = smaller(last, here_.num_tiles());
+        out->end = smaller(last, ceil_div(here_.last - here_.first, kHalf));
         out->fetches = kAsStored;
         for (int i = first; i < out->end; ++i) {
-            const C* key_ahead = ahead(task_.k_cache, i);
-            const C* value_ahead = ahead(task_.v_cache, i);
-            out->keys[i] = key_tile(i, key_ahead, keys + i * kHalf * dim_);
-            out->values[i] = value_tile(i, value_ahead, joined, values + i * kHalf * dim_);
-            if constexpr (kAsStored) {
-                out->keys_ahead[i] = key_ahead;
-                out->values_ahead[i] = value_ahead;
-            }
+            const C* tile = here(task_.k_cache, kv_head, i);
+            const C* ahead = next_ahead(tile);
+            out->keys[i] = key_tile(i, tile, ahead, keys + i * kHalf * dim_);
+            if constexpr (kAsStored) out->keys_ahead[i] = ahead;
+        }
+        for (int i = first; i < out->end; ++i) {
+            const C* tile = here(task_.v_cache, kv_head, i);
+            const C* ahead = next_ahead(tile);
+            out->values[i] = value_tile(i, tile, ahead, joined, values + i * kHalf * dim_);
+            if constexpr (kAsStored) out->values_ahead[i] = ahead;
         }
         for (int i = out->end; i < last; ++i) {
             out->keys[i] = out->keys[i - 1];
@@ -82,51 +118,25 @@ class TileReader {
         }
         out->key_scales = key_scales_;
         out->value_scales = value_scales_;
-        fetch_others(first, out->end);
     }
 
   private:
-    struct Located {
-        int num_positions = 0;
-        int first_kv_head = 0, last_kv_head = 0;
-        std::int64_t offsets[kSplitTiles];  // of head 0
+    // Tiles between the one that is read and the one that is fetched: a memory latency of reading, at least.
+    static constexpr int kTilesAhead = 2 * kSplitTiles;
 
-        int num_tiles() const { return ceil_div(num_positions, kHalf); }
-    };
-
-    // The head that is read, and the one that takes its place in what is next.
-    void select_heads(int kv_head) {
-        head_offset_ = static_cast<std::int64_t>(kv_head) * layout_.head_size();
-        const int next_head = smaller(next_.first_kv_head + kv_head - task_.first_kv_head,
-                                      next_.last_kv_head - 1);
-        next_head_offset_ = static_cast<std::int64_t>(next_head) * layout_.head_size();
+    // Tile i of the split.
+    const C* here(const void* cache, int kv_head, int i) const {
+        return static_cast<const C*>(cache) +
+               layout_.tile(here_.block_table, kv_head, here_.first / kHalf + i);
     }
 
-    const C* here(const void* cache, int i) const {
-        return static_cast<const C*>(cache) + here_.offsets[i] + head_offset_;
+    // The tile to be fetched while `tile` is read, which stands for none.
+    const C* next_ahead(const C* tile) {
+        if (!walk_.done()) return walk_.next();
+        return following_.done() ? tile : following_.next();
     }
 
-    // The tile to be fetched while number i is read: the same one of the next split, if there is one.
-    const C* ahead(const void* cache, int i) const {
-        if (i >= next_.num_tiles()) return here(cache, i);
-        return static_cast<const C*>(cache) + next_.offsets[i] + next_head_offset_;
-    }
-
-    // Tiles of the next split without a partner in this one.
-    void fetch_others(int first, int last) const {
-        for (int i = 0; i < next_.num_tiles(); ++i) {
-            if (first <= i && i < last) continue;
-            const auto* key = reinterpret_cast<const char*>(ahead(task_.k_cache, i));
-            const auto* value = reinterpret_cast<const char*>(ahead(task_.v_cache, i));
-            for (int byte = 0; byte < tile_bytes_; byte += kCacheLine) {
-                __builtin_prefetch(key + byte, 0, 2);
-                __builtin_prefetch(value + byte, 0, 2);
-            }
-        }
-    }
-
-    const T* key_tile(int i, const C* ahead, T* out) {
-        const C* tile = here(task_.k_cache, i);
+    const T* key_tile(int i, const C* tile, const C* ahead, T* out) {
         if constexpr (kAsStored) {
             return tile;
         } else if constexpr (kInt8) {
@@ -143,9 +153,8 @@ class TileReader {
         }
     }
 
-    const T* value_tile(int i, const C* ahead, bool joined, T* out) {
-        const C* tile = here(task_.v_cache, i);
-        const int count = smaller(kHalf, here_.num_positions - i * kHalf);
+    const T* value_tile(int i, const C* tile, const C* ahead, bool joined, T* out) {
+        const int count = smaller(kHalf, here_.last - here_.first - i * kHalf);
         if constexpr (kAsStored) {
             if (count == kHalf && !joined) return tile;
             copy(tile, ahead, out);
@@ -194,9 +203,9 @@ class TileReader {
 
     const AttentionTask& task_;
     const TileLayout<C> layout_;
-    const int dim_, tile_bytes_;
-    Located here_, next_;
-    std::int64_t head_offset_ = 0, next_head_offset_ = 0;
+    const int dim_;
+    TileWalk<C> walk_, following_;
+    CacheRange here_;
     alignas(64) float key_scales_[kInt8 ? kSplit : 1] = {};
     alignas(64) float value_scales_[kInt8 ? kSplit : 1] = {};
 };

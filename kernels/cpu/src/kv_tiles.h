@@ -41,6 +41,12 @@ struct TileLayout {
     std::int64_t offset(std::int64_t block, int tile_of_block) const {
         return block * num_heads * head_size() + tile_of_block * tile_size();
     }
+    // Of a head of a sequence, counted from its first tile.
+    std::int64_t tile(const std::int32_t* block_table, int head, int index) const {
+        const int tiles_per_block = block_size / kHalf;
+        return offset(block_table[index / tiles_per_block], index % tiles_per_block) +
+               head * head_size();
+    }
 };
 
 // The scales of a tile of 8 bits, keys or values: one for each position.
