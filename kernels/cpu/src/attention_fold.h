@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "attention_softmax.h"
 #include "attention_task.h"
@@ -34,6 +35,14 @@ struct Fold {
         }
     }
 
+    // Of so many rows of dim floats.
+    static void rows(float* totals, const float* fresh, const float* keep, const float* take, int num_rows,
+                     int dim) {
+        // With a constant dim, the loop over a row has a known length.
+        if (dim == 64) return rows_of(totals, fresh, keep, take, num_rows, std::integral_constant<int, 64>{});
+        rows_of(totals, fresh, keep, take, num_rows, dim);
+    }
+
     template <class Q>
     static void finish(const AttentionTask& task, const QueryToken& token, int head, float max,
                        float sum, const float* total) {
@@ -43,6 +52,15 @@ struct Fold {
         Q* out = static_cast<Q*>(task.out) + row * task.head_dim;
         for (int d = 0; d < task.head_dim; d += S::W) {
             store_upto<S>(out + d, S::mul(S::load(total + d), scale), task.head_dim - d);
+        }
+    }
+
+  private:
+    template <class Dim>
+    static void rows_of(float* totals, const float* fresh, const float* keep, const float* take, int num_rows,
+                        Dim dim) {
+        for (int r = 0; r < num_rows; ++r) {
+            values(totals + r * dim, fresh + r * dim, keep[r], take[r], dim);
         }
     }
 };

@@ -362,9 +362,13 @@ class AttentionRange {
             Fold<S>::factors(max_ + first_row + r, sum_ + first_row + r, max + r, sum + r, keep + r,
                              take + r);
         }
+        if (folds_all_) {
+            Fold<S>::rows(totals_ + first_row * dim_, fresh_, keep, take, block.count, dim_);
+            return;
+        }
         for (int r = 0; r < block.count; ++r) {
             const int row = first_row + r;
-            if (folds_all_ || folds(token_of(row))) {
+            if (folds(token_of(row))) {
                 Fold<S>::values(totals_ + row * dim_, fresh_ + r * dim_, keep[r], take[r], dim_);
             } else if (split <= token_of(row).position / kSplit) {
                 const int number = 1 + split - token_of(row).prefix_end;

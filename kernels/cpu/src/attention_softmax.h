@@ -55,11 +55,17 @@ struct RowSoftmax {
                 }
             }
         }
+        Reg all[N];
         for (int r = 0; r < N; ++r) {
             for (int n = kChains / 2; n > 0; n /= 2) {
                 for (int i = 0; i < n; ++i) top[r][i] = S::max(top[r][i], top[r][i + n]);
             }
-            max[r] = S::reduce_max(top[r][0]);
+            all[r] = top[r][0];
+        }
+        if constexpr (N == kRowsReduced) {
+            S::reduce_max(all, max);
+        } else {
+            for (int r = 0; r < N; ++r) max[r] = S::reduce_max(all[r]);
         }
     }
 
@@ -76,25 +82,30 @@ struct RowSoftmax {
             for (int i = 0; i < kChains; ++i) total[r][i] = S::zero();
         }
         for (int c = begin; c < end; c += kGroup) {
-            for (int i = 0; i < kChains; ++i) {
-                const int column = c + i * S::W;
-                Reg weight[N];
-                for (int r = 0; r < N; ++r) {
-                    const Reg score = S::load(scores + r * kSplit + column);
-                    weight[r] = exponential(S::fma(score, scale, shift[r]), T{});
-                    total[r][i] = S::add(total[r][i], weight[r]);
+            for (int r = 0; r < N; ++r) {
+                Reg weight[kChains];
+                for (int i = 0; i < kChains; ++i) {
+                    const Reg score = S::load(scores + r * kSplit + c + i * S::W);
+                    weight[i] = exponential(S::fma(score, scale, shift[r]), T{});
+                    total[r][i] = S::add(total[r][i], weight[i]);
+                    if constexpr (Scaled) weight[i] = S::mul(weight[i], S::load(scales + c + i * S::W));
                 }
-                for (int r = 0; r < N; ++r) {
-                    if constexpr (Scaled) weight[r] = S::mul(weight[r], S::load(scales + column));
-                    S::store(weights + r * kSplit + column, weight[r]);
+                for (int i = 0; i < kChains; i += 2) {
+                    S::store_two(weights + r * kSplit + c + i * S::W, weight[i], weight[i + 1]);
                 }
             }
         }
+        Reg all[N];
         for (int r = 0; r < N; ++r) {
             for (int n = kChains / 2; n > 0; n /= 2) {
                 for (int i = 0; i < n; ++i) total[r][i] = S::add(total[r][i], total[r][i + n]);
             }
-            sum[r] = S::reduce_add(total[r][0]);
+            all[r] = total[r][0];
+        }
+        if constexpr (N == kRowsReduced) {
+            S::reduce_add(all, sum);
+        } else {
+            for (int r = 0; r < N; ++r) sum[r] = S::reduce_add(all[r]);
         }
     }
 
@@ -102,6 +113,8 @@ struct RowSoftmax {
     using Reg = typename S::Reg;
     // Sums and maxima that need not wait for each other.
     static constexpr int kChains = kGroup / S::W;
+    // Rows whose vectors are reduced together where vectors are of 16 floats.
+    static constexpr int kRowsReduced = 4;
 
     static Reg exponential(Reg x, bf16) { return exp2_near<S>(x); }
     static Reg exponential(Reg x, float) { return exp2<S>(x); }

@@ -64,6 +64,12 @@ struct Avx2Simd {
         return _mm256_cvtepi32_ps(_mm256_srai_epi32(shifted, 24));
     }
     static void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
+    // Two vectors, one after the other.
+    template <class T>
+    static void store_two(T* p, Reg a, Reg b) {
+        store(p, a);
+        store(p + W, b);
+    }
     static void store_exact_pairs(bf16* p, Reg first, Reg second) {
         const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(first), 16);
         const __m256i pairs = _mm256_or_si256(low, _mm256_castps_si256(second));

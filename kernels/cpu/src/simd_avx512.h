@@ -52,6 +52,19 @@ struct Avx512Simd {
     static void store(bf16* p, Reg a) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), nearest(a));
     }
+    // Two vectors, one after the other.
+    static void store_two(float* p, Reg a, Reg b) {
+        store(p, a);
+        store(p + W, b);
+    }
+    static void store_two(bf16* p, Reg a, Reg b) {
+#if defined(__AVX512BF16__)
+        _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+#else
+        store(p, a);
+        store(p + W, b);
+#endif
+    }
     static Reg rounded_to_bf16(Reg a) { return widened(nearest(a)); }
     static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
     static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
@@ -72,6 +85,19 @@ struct Avx512Simd {
     }
     static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
     static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
+    // Of four vectors at once, each in the order of the above.
+    static void reduce_add(const Reg (&a)[4], float* out) { reduce(a, add, out); }
+    static void reduce_max(const Reg (&a)[4], float* out) { reduce(a, max, out); }
+    template <class F>
+    static void reduce(const Reg (&a)[4], const F& f, float* out) {
+        const Reg ab = f(_mm512_shuffle_f32x4(a[0], a[1], 0x44), _mm512_shuffle_f32x4(a[0], a[1], 0xee));
+        const Reg cd = f(_mm512_shuffle_f32x4(a[2], a[3], 0x44), _mm512_shuffle_f32x4(a[2], a[3], 0xee));
+        const Reg quarters = f(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+        const Reg pairs = f(quarters, _mm512_permute_ps(quarters, 0x4e));
+        const Reg all = f(pairs, _mm512_permute_ps(pairs, 0xb1));
+        const Words first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+        _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, all)));
+    }
     static Reg round(Reg x) {
         return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     }

@@ -53,6 +53,12 @@ struct PortableSimd {
     static void store(bf16* p, Reg a) {
         for (int i = 0; i < W; ++i) p[i] = to_bf16(a.lane[i]);
     }
+    // Two vectors, one after the other.
+    template <class T>
+    static void store_two(T* p, Reg a, Reg b) {
+        store(p, a);
+        store(p + W, b);
+    }
     // W pairs of floats that are bfloat16 without rounding.
     static void store_exact_pairs(bf16* p, Reg first, Reg second) {
         for (int i = 0; i < W; ++i) {
