@@ -174,7 +174,7 @@ void AttentionPlan::add_pieces(Schedule& schedule, const Node& node,
     const auto open = [&] {
         const int token = static_cast<int>(schedule.tokens.size());
         piece = {token, token, seqs_by_table_[node.first_seq], node.last_split, node.first_split, 0,
-                 num_kv_heads_, 0};
+                 num_kv_heads_, num_kv_heads_, 0};
     };
     open();
     for (int i = node.first_seq; i < node.last_seq; ++i) {
@@ -200,8 +200,8 @@ void AttentionPlan::add_piece(Schedule& schedule, const Piece& piece) const {
     schedule.pieces.back().cost = cost(piece);
 }
 
+// By heads first, for then nothing is read twice or left in parts; then by rows, and at last by splits.
 void AttentionPlan::cut(Schedule& schedule) const {
-    if (num_threads_ == 1) return;
     std::int64_t total = 0;
     for (const Piece& piece : schedule.pieces) total += piece.cost;
     const std::int64_t limit = std::max<std::int64_t>(1, total / (num_threads_ * kEvenTasks));
@@ -211,13 +211,15 @@ void AttentionPlan::cut(Schedule& schedule) const {
     for (const Piece& piece : pieces) {
         const int num_splits = piece.last_split - piece.first_split;
         const int num_tokens = piece.last_token - piece.first_token;
-        const int by_heads = ceil_div(num_kv_heads_, heads_per_piece(piece));
-        const auto parts = static_cast<int>(ceil_div(piece.cost, limit * by_heads));
-        const int by_rows = std::max(1, std::min(parts, num_tokens / min_tokens));
-        const int by_splits = std::max(1, std::min(parts / by_rows, num_splits / 2));
+        const auto parts = num_threads_ == 1 ? 1 : static_cast<int>(ceil_div(piece.cost, limit));
+        const int heads_each = std::min(most_heads(piece), std::max(1, num_kv_heads_ / parts));
+        const int by_heads = ceil_div(num_kv_heads_, heads_each);
+        const int by_rows = std::max(1, std::min(ceil_div(parts, by_heads), num_tokens / min_tokens));
+        const int by_splits = std::max(1, std::min(parts / (by_heads * by_rows), num_splits / 2));
         for (int i = 0; i < by_rows * by_splits; ++i) {
             const int row_part = i / by_splits, split_part = i % by_splits;
             Piece part = piece;
+            part.heads_each = heads_each;
             part.first_token = piece.first_token + num_tokens * row_part / by_rows;
             part.last_token = piece.first_token + num_tokens * (row_part + 1) / by_rows;
             part.first_split = piece.first_split + num_splits * split_part / by_splits;
@@ -227,9 +229,8 @@ void AttentionPlan::cut(Schedule& schedule) const {
     }
 }
 
-// As many heads in a task as it holds rows of, at least one: fewer tasks, and where a cache is in rows those of a
-// position's heads lie together.
-int AttentionPlan::heads_per_piece(const Piece& piece) const {
+// As many heads in a task as it holds rows of, at least one: fewer tasks, and those of a position lie together.
+int AttentionPlan::most_heads(const Piece& piece) const {
     const int num_rows = (piece.last_token - piece.first_token) * (num_heads_ / num_kv_heads_);
     return std::max(1, kMaxTaskRows / (ceil_div(num_rows, kHalf) * kHalf));
 }
@@ -238,7 +239,7 @@ void AttentionPlan::divide_by_heads(Schedule& schedule) const {
     std::vector<Piece> pieces;
     pieces.swap(schedule.pieces);
     for (Piece piece : pieces) {
-        const int step = heads_per_piece(piece);
+        const int step = std::min(piece.heads_each, most_heads(piece));
         for (int head = 0; head < num_kv_heads_; head += step) {
             piece.first_kv_head = head;
             piece.last_kv_head = std::min(head + step, num_kv_heads_);

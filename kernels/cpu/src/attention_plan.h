@@ -2,8 +2,8 @@
 //
 // Splits whose blocks several sequences share are read once for all of them: the block tables make a tree,
 // and a run of splits with the same sequences is a node of it. Tasks that would keep one thread busy while
-// the others wait are cut by rows or by splits. Where several tasks have a token's splits they leave partial
-// results, merged afterwards. None of this changes a bit of the result (attention_task.h).
+// the others wait are cut by heads, by rows or by splits. Where several tasks have a token's splits they leave
+// partial results, merged afterwards. None of this changes a bit of the result (attention_task.h).
 #pragma once
 
 #include <map>
@@ -31,6 +31,7 @@ class AttentionPlan {
         int seq;                      // one that has these splits
         int first_split, last_split;
         int first_kv_head, last_kv_head;
+        int heads_each;  // of a task, before they are divided
         std::int64_t cost;
     };
     // For one window.
@@ -79,7 +80,7 @@ class AttentionPlan {
     void cut(Schedule& schedule) const;
     void number_partials(Schedule& schedule, std::vector<QueryToken>& all) const;
     void divide_by_heads(Schedule& schedule) const;
-    int heads_per_piece(const Piece& piece) const;
+    int most_heads(const Piece& piece) const;
     std::int64_t cost(const Piece& piece) const;
 
     const SequenceTable table_;
