@@ -7,18 +7,20 @@ namespace ramet {
 namespace {
 
 // Elements below which handing work to other threads costs more than it saves.
-constexpr std::int64_t kMinElements = 1 << 14;
+constexpr std::int64_t kMinElements = 1 << 12;
 // Activations of one row block: they stay in a core's second-level cache while panels pass by. Processors
 // that multiply float32 may have 512 KiB of it.
 constexpr std::size_t kRowBlockBytes = std::size_t{768} << 10;
 constexpr std::size_t kWideRowBlockBytes = std::size_t{384} << 10;
 
-// body(first, last) over [0, n) in even pieces: as many as give each at least half of min_piece, or some for
-// each thread.
+// body(first, last) over [0, n) in even pieces: some for each thread, or fewer of min_piece at least if that makes
+// less than one for each.
 template <class Body>
 void split_range(ThreadPool& pool, int n, int min_piece, const Body& body) {
     if (n == 0) return;
-    const int num_pieces = smaller(ceil_div(n, min_piece), pool.size() * kTasksPerThread);
+    int num_pieces = smaller(ceil_div(n, min_piece), pool.size() * kTasksPerThread);
+    // As many for one thread as for another.
+    if (num_pieces > pool.size()) num_pieces = ceil_div(num_pieces, pool.size()) * pool.size();
     const int piece = ceil_div(n, num_pieces);
     pool.run(ceil_div(n, piece), [&](int task, int) {
         body(task * piece, smaller(n, (task + 1) * piece));

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "fetch_ahead.h"
 #include "int8_row.h"
 #include "kernel_table.h"
 #include "vector_math.h"
@@ -116,23 +117,42 @@ struct ElementwiseRange {
     template <class T, class U>
     static void heads_to_tiles(const HeadsJob& job, int first_token, int last_token) {
         const TileLayout<U> layout(job.num_heads, job.head_dim, job.block_size);
-        alignas(64) U row[kMaxInt8HeadDim + kScaleBytes];
-        for (int token = first_token; token < last_token; ++token) {
-            const T* x = static_cast<const T*>(job.x) + token * job.token_stride;
+        const auto tile_of = [&](int token) {
             const std::int64_t block = job.slots[token] / job.block_size;
             const auto position = static_cast<int>(job.slots[token] % job.block_size);
-            U* tile = static_cast<U*>(job.out) + layout.offset(block, position / kHalf);
+            return static_cast<U*>(job.out) + layout.offset(block, position / kHalf);
+        };
+        alignas(64) U row[kMaxInt8HeadDim + kScaleBytes];
+        U* next = tile_of(first_token);
+        for (int token = first_token; token < last_token; ++token) {
+            const T* x = static_cast<const T*>(job.x) + token * job.token_stride;
+            const auto position = static_cast<int>(job.slots[token] % kHalf);
+            U* tile = next;
+            if (token + 1 < last_token) next = tile_of(token + 1);
             for (int head = 0; head < job.num_heads; ++head) {
+                if (next != tile) {
+                    fetch_place(job, layout, static_cast<int>(job.slots[token + 1] % kHalf),
+                                next + head * layout.head_size());
+                }
                 place(job, token, x, row);
+                U* target = tile + head * layout.head_size();
                 if (job.part == CachePart::keys) {
-                    put_key(row, layout.row_size, position % kHalf, tile);
+                    put_key(row, layout.row_size, position, target);
                 } else {
-                    put_value(row, job.head_dim, position % kHalf, tile);
+                    put_value(row, job.head_dim, position, target);
                 }
                 x += job.head_stride;
-                tile += layout.head_size();
             }
         }
+    }
+
+    // Lines of a tile where the row of position p will be written, which are seldom in a near cache.
+    template <class U>
+    static void fetch_place(const HeadsJob& job, const TileLayout<U>& layout, int p, const U* tile) {
+        const bool keys = job.part == CachePart::keys;
+        const U* first = keys ? tile : tile + p / kPerWord<U> * kPerWord<U> * job.head_dim;
+        const int count = keys ? layout.tile_size() : kPerWord<U> * job.head_dim;
+        for (int i = 0; i < count; i += kCacheLine / sizeof(U)) __builtin_prefetch(first + i, 1);
     }
 
     template <class T>
