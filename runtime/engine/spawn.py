@@ -19,7 +19,9 @@ def spawn(core: str = DEFAULT_CORE) -> subprocess.Popen[bytes]:
     """Start a process that imports what `core` needs, and then waits for `WorkerOptions` on stdin.
 
     It ends by itself when its stdin does. It inherits no descriptor but stderr and stdout, and gets a
-    session of its own, so that a Ctrl-C in the terminal reaches the parent alone.
+    process group of its own, so that a Ctrl-C in the terminal reaches the parent alone. It stays in the
+    parent's session: Linux shares processors among sessions first (autogroup), and where the two weigh
+    differently it packs the engine's threads onto one core, beside a core that is idle.
 
     Args:
         core: `module:function`; the options that it is sent must name the same.
@@ -29,7 +31,7 @@ def spawn(core: str = DEFAULT_CORE) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", f"{__package__}.worker", core.partition(":")[0]],
         stdin=subprocess.PIPE,
         bufsize=0,
-        start_new_session=True,
+        process_group=0,
     )
 
 

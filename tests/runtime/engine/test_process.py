@@ -426,7 +426,16 @@ async def test_signals_to_the_process_group_do_not_end_the_worker(
     os.kill(engine.pid, signal.SIGTERM)
     os.kill(engine.pid, signal.SIGINT)
     assert len(await collect(engine.submit([make_request(max_tokens=500)]))) == 500
-    assert os.getsid(engine.pid) != os.getsid(0)
+    assert os.getpgid(engine.pid) == engine.pid != os.getpgid(0)
+
+
+async def test_the_worker_shares_its_parents_session_and_writes_from_behind_a_terminal(
+    start_engine: Any, make_request: Any
+) -> None:
+    engine = await start_engine()
+    assert os.getsid(engine.pid) == os.getsid(0)
+    os.kill(engine.pid, signal.SIGTTOU)
+    assert len(await collect(engine.submit([make_request(max_tokens=500)]))) == 500
 
 
 async def test_the_worker_inherits_no_socket(start_engine: Any, tmp_path: Path) -> None:
