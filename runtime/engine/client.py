@@ -37,6 +37,10 @@ class OutputStream(Protocol):
     def arrived(self) -> float:
         """When the output that was yielded last had come, on `time.perf_counter`'s clock."""
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether an output has come and was not yielded yet."""
+
     def abort(self) -> Sequence[tuple[RequestOutput, float]]:
         """Abort what has not finished; call it always when leaving early. Safe to call twice.
 

@@ -44,6 +44,11 @@ class RequestStream:
         self._failure: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether an output waits to be yielded."""
+        return bool(self._outputs)
+
     def __aiter__(self) -> RequestStream:
         return self
 

@@ -116,7 +116,10 @@ class ChatAnswer:
         return choice
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's events; all choices open, in order, with the first token of any."""
+        """Yield the answer's events; all choices open, in order, with the first token of any.
+
+        What adds nothing to a choice is an empty event.
+        """
         head = {**self._head, "object": "chat.completion.chunk"}
         skeleton = ChunkSkeleton(head, self._body.continuous_usage)
         prefixes = [
@@ -131,10 +134,12 @@ class ChatAnswer:
                     opened = True
                     for other in generation.samples:
                         yield skeleton.chunk(*self._opening(other, generation))
-                if delta is not None and answers:
-                    for choice in self._tool_choices(answers[sample.index], sample, delta):
-                        yield skeleton.chunk(choice, generation)
-                elif delta is not None:
+                if delta is None:
+                    yield b""
+                elif answers:
+                    choices = self._tool_choices(answers[sample.index], sample, delta)
+                    yield b"".join([skeleton.chunk(choice, generation) for choice in choices])
+                else:
                     choice = self._choice(prefixes[sample.index], sample, delta)
                     yield skeleton.chunk(choice, generation)
         if self._body.include_usage:

@@ -137,7 +137,7 @@ class CompletionAnswer:
         """Yield the answer's events.
 
         A choice opens with a chunk of its own only if there is something to say before its text:
-        an echo of the prompt, or the prompt's tokens.
+        an echo of the prompt, or the prompt's tokens. What adds nothing to a choice is an empty event.
         """
         skeleton = ChunkSkeleton(self._head, self._body.continuous_usage)
         prefixes = [b'{"index":%d,"text":' % sample.index for sample in generation.samples]
@@ -148,7 +148,9 @@ class CompletionAnswer:
                     opened.add(sample.index)
                     if self._body.echo or self._body.return_token_ids:
                         yield skeleton.chunk(self._opening(sample), generation)
-                if delta is not None:
+                if delta is None:
+                    yield b""
+                else:
                     choice = self._choice(prefixes[sample.index], sample, delta)
                     yield skeleton.chunk(choice, generation)
         if self._body.include_usage:

@@ -229,6 +229,7 @@ class Generation:
             request.request_id: sample
             for request, sample in zip(requests, self.samples, strict=True)
         }
+        self._num_running = len(self.samples)
         self._stream = client.submit(requests, is_patient=is_patient)
 
     @property
@@ -247,6 +248,11 @@ class Generation:
         return self._constraint is not None
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether what `deltas` does next, yield or end, takes no waiting."""
+        return self._num_running == 0 or self._stream.has_unread
+
+    @property
     def _constraint(self) -> Constraint | None:
         return self._job.params[0].constraint
 
@@ -259,7 +265,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[tuple[Sample, Delta | None], None]:
         """Yield what each step adds, until all samples have finished. Aborts nothing by itself.
 
-        A delta is None when the step's text is still held back.
+        A delta is None when the step's text is still held back, or comes after a sample's end.
 
         Raises:
             DeadlineExceeded: the request's own time limit passed.
@@ -267,20 +273,20 @@ class Generation:
             InvalidRequest: the engine cannot serve the request; mostly, its constraint is no good.
             EngineError: the engine failed on a sample, or died.
         """
-        num_running = len(self.samples)
         async for output in self._stream:
             sample = self._by_id[output.request_id]
             if sample.finish_reason is not None:
+                yield sample, None
                 continue
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise self._failure(output)
             self._observe(sample, output, self._stream.arrived)
             delta = sample.update(output)
-            num_running -= sample.finish_reason is not None
-            if num_running == 0:
+            self._num_running -= sample.finish_reason is not None
+            if self._num_running == 0:
                 self._observe_end()
             yield sample, delta
-            if num_running == 0:
+            if self._num_running == 0:
                 return
         raise EngineError("The engine's answer ended before all samples had finished.")
 

@@ -27,6 +27,8 @@ _encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
 
+_MOST_TOGETHER = 256
+
 
 def event(data: bytes) -> bytes:
     """One line of JSON as an event."""
@@ -66,16 +68,23 @@ class EventStream(Response):
     """Sends events until they end, then `[DONE]`.
 
     The status line goes out at once. An error after it becomes an event with an `error` key. If the
-    client leaves, the generator is closed.
+    client leaves, the generator is closed. Events that are there at the same time go out together, since
+    each write wakes the client: those of a step's samples, and the last with what ends the stream.
 
     Args:
-        events: yields whole events.
+        events: yields whole events, or nothing as b"".
         close: called once the stream is over, however it ended, even if it never began.
+        is_ahead: whether the next event, or the end, takes no waiting.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], None],
+        is_ahead: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
@@ -86,6 +95,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._is_ahead = is_ahead
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -105,20 +115,22 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
+            parts: list[bytes] = []
             try:
                 async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    parts.append(data)
+                    if not self._is_ahead() or len(parts) >= _MOST_TOGETHER:
+                        body, parts = b"".join(parts), []
+                        if body:
+                            await send(
+                                {"type": "http.response.body", "body": body, "more_body": True}
+                            )
             except Exception as error:
                 if not isinstance(error, RametError):
                     logger.exception("a stream failed")
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": event(error_body(error)),
-                        "more_body": True,
-                    }
-                )
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                parts.append(event(error_body(error)))
+            body = b"".join([*parts, DONE])
+            await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class Answer(Protocol):
@@ -128,7 +140,7 @@ class Answer(Protocol):
         """Wait for all samples, and return the answer."""
 
     def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's events as its tokens come."""
+        """Yield the answer's events as its tokens come: something for each delta, be it b""."""
 
 
 async def respond(
@@ -148,7 +160,7 @@ async def respond(
             except BaseException:
                 generation.abort()
                 raise
-        return EventStream(events, generation.abort)
+        return EventStream(events, generation.abort, lambda: generation.is_ahead)
     try:
         data = await while_connected(request.receive, answer.whole(generation))
     finally:

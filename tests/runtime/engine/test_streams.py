@@ -43,6 +43,17 @@ async def test_a_waiting_consumer_wakes() -> None:
     assert (await waiting).token_ids == (1,)
 
 
+async def test_it_says_whether_an_output_has_come_that_was_not_read() -> None:
+    stream, _ = make_stream("a")
+    seen = [stream.has_unread]
+    stream.deliver(output("a", 1))
+    stream.deliver(output("a", 2))
+    for _ in range(2):
+        seen.append(stream.has_unread)
+        await anext(stream)
+    assert [*seen, stream.has_unread] == [False, True, True, False]
+
+
 async def test_a_failure_is_raised_after_what_has_arrived() -> None:
     stream, aborted = make_stream("a")
     stream.deliver(output("a", 1))

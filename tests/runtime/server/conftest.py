@@ -54,7 +54,7 @@ class FakeEngine:
 
     It honours max_tokens, stop strings, end tokens and log-probabilities as an engine does, and
     waits `delay` seconds before each token. With `holds_back` patient streams get nothing before a
-    request has finished.
+    request has finished, with `gathers` others a step's tokens at once.
     """
 
     tokenizer: Tokenizer
@@ -65,6 +65,7 @@ class FakeEngine:
     num_cached_tokens: int = 0
     ignores_stop: bool = False
     holds_back: bool = False
+    gathers: bool = False
     refusal: RametError | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
@@ -192,9 +193,14 @@ class FakeStream:
         self.arrived = 0.0
         self.unread: list[tuple[RequestOutput, float]] = []
 
+    @property
+    def has_unread(self) -> bool:
+        return bool(self.unread)
+
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         while self._unfinished:
             await asyncio.sleep(self._engine.delay)
+            last = list(self._unfinished)[-1]
             for request_id, outputs in list(self._unfinished.items()):
                 output = next(outputs)
                 if not isinstance(output, Exception):
@@ -202,6 +208,8 @@ class FakeStream:
                 if isinstance(output, Exception) or output.finished:
                     self._finish(request_id)
                 elif self._is_patient:
+                    continue
+                if self._engine.gathers and request_id != last:
                     continue
                 while self.unread:
                     one, self.arrived = self.unread.pop(0)

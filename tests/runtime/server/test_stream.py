@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ import pytest
 
 from ramet.runtime.errors import EngineDead
 from ramet.runtime.request import FinishReason, RequestOutput
-from ramet.runtime.server.stream import EventStream
+from ramet.runtime.server.stream import DONE, EventStream
 from ramet.runtime.text.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -316,6 +316,84 @@ async def test_a_client_that_left_before_the_stream_began_ends_it() -> None:
 
     await EventStream(events(), lambda: closed.append(True))({"type": "http"}, receive, send)
     assert closed == [True]
+
+
+async def bodies(events: Sequence[bytes | Exception], is_ahead: Sequence[bool]) -> list[bytes]:
+    """What a stream writes, if `is_ahead` says behind each event whether the next is there."""
+    sent: list[bytes] = []
+    ahead = iter(is_ahead)
+
+    async def generate() -> AsyncGenerator[bytes, None]:
+        for one in events:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+
+    stream = EventStream(generate(), lambda: None, lambda: next(ahead))
+    await stream({"type": "http"}, receive, send)
+    return sent
+
+
+async def test_events_that_are_there_together_are_one_write() -> None:
+    assert await bodies([b"a", b"b", b"c"], [True, False, False]) == [b"ab", b"c", DONE]
+
+
+async def test_the_last_events_and_the_end_are_one_write() -> None:
+    assert await bodies([b"a", b"last", b"usage"], [False, True, True]) == [
+        b"a",
+        b"lastusage" + DONE,
+    ]
+
+
+async def test_a_step_without_text_does_not_keep_back_the_one_before_it() -> None:
+    assert await bodies([b"a", b"", b"", b"b"], [True, False, False, False]) == [b"a", b"b", DONE]
+
+
+async def test_an_error_comes_behind_the_events_that_were_there_before_it() -> None:
+    (body,) = await bodies([b"a", EngineDead("gone")], [True])
+    assert body.startswith(b"a" + b"data: {") and b"gone" in body and body.endswith(DONE)
+
+
+async def test_a_client_far_behind_is_sent_what_is_there_in_pieces() -> None:
+    written = await bodies([b"x"] * 600, [True] * 600)
+    assert [len(body) for body in written] == [256, 256, 88 + len(DONE)]
+
+
+async def test_the_samples_of_one_step_are_written_together_and_what_ends_them_too(
+    url: str, engine: Any
+) -> None:
+    engine.reply, engine.gathers = lambda request: [65] * 5, True
+    body = {"prompt": "x", "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    written = await chunks(url, "/v1/completions", {**body, "max_tokens": 5})
+    assert [chunk.count(b"data: ") for chunk in written] == [3, 3, 3, 3, 5]
+
+
+async def chunks(url: str, path: str, body: dict[str, Any]) -> list[bytes]:
+    """The chunks of an answer's body, as its writer made them."""
+    address = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    data = json.dumps(body).encode()
+    writer.write(
+        b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
+    )
+    _, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    found: list[bytes] = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        found.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    assert found.pop() == b""
+    return found
 
 
 async def test_the_status_line_does_not_wait_for_the_first_token(url: str, engine: Any) -> None:
