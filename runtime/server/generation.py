@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ..engine.client import EngineClient
 from ..engine.messages import GenerateRequest
 from ..errors import DeadlineExceeded, EngineError, InvalidRequest, ServerDraining
@@ -67,8 +69,7 @@ class Job:
     shown_ids: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What is new of one sample.
 
     Attributes:

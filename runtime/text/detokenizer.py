@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from .stop import StopMatcher
 from .tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """What one push added.
 
     Attributes:
