@@ -1,4 +1,4 @@
-// Memory on its way to the second-level cache while something else is multiplied: the next weights, and
+// Memory on its way to a near cache while something else is multiplied: the next weights, and
 // the places where an epilogue will read and write.
 #pragma once
 
@@ -14,13 +14,21 @@ struct FetchLines {
     const char* at = nullptr;
     const char* end = nullptr;
     int num_lines = 0;
+    // To the first-level cache, else to the second.
+    bool near = false;
 
     // One of kSteps steps that a group has.
     template <int kSteps = 1>
     void step() {
         if (at >= end) return;
         const int count = (num_lines + kSteps - 1) / kSteps;
-        for (int line = 0; line < count; ++line) __builtin_prefetch(at + line * kCacheLine, 0, 2);
+        for (int line = 0; line < count; ++line) {
+            if (near) {
+                __builtin_prefetch(at + line * kCacheLine, 0, 3);
+            } else {
+                __builtin_prefetch(at + line * kCacheLine, 0, 2);
+            }
+        }
         at += count * kCacheLine;
     }
 };

@@ -41,19 +41,14 @@ struct LinearRange {
 
     // Rows whose unfinished sums wait while a share of a panel passes them by.
     static constexpr int kRowsAtOnce = 256;
-    // How far ahead weights are fetched that are multiplied once each: a memory latency of reading.
-    static constexpr std::size_t kStreamBytes = std::size_t{16} << 10;
-
     // Groups of a compact panel that are expanded at once, where the products do not need more for their own
     // sake: little enough for the first-level cache beside what they were expanded from.
     static constexpr int kGroupsExpanded = 6;
 
-    // How far ahead weights are fetched for one block of rows. Where it passes by a share of a panel several
-    // times, the next share comes in meanwhile: the first pass would outrun lines that were nearer.
-    template <class T>
+    // How far ahead weights are fetched for one block of rows: a memory latency of reading, and more where a
+    // share of a panel is passed by several times, as the first pass would outrun lines that were nearer.
     static constexpr std::size_t distance(int num_rows) {
-        constexpr std::size_t share = M::template kGroupsAtOnce<T> * kGroup * kPanel * sizeof(T);
-        return num_rows <= M::kRows ? kStreamBytes : larger(kStreamBytes, share);
+        return std::size_t{num_rows <= M::kRows ? 12u : 16u} << 10;
     }
 
     template <class T>
@@ -86,12 +81,13 @@ struct LinearRange {
         // Past the last panel there are those that this thread will probably have next.
         ahead.weight.end = panel_of<T>(job, job.num_panels());
         ahead.weight.num_lines = ceil_div(group_lines<T>(job), ceil_div(last_row - first_row, M::kRows));
+        ahead.weight.near = num_blocks == 1 && M::kFetchesNear;
         M::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
             if (num_blocks == 1) {
                 // Panels of a compact weight differ in length.
                 if (panel == first_panel || job.panel_offsets) {
-                    ahead.weight.at = panel_of<T>(job, panel) + distance<T>(last_row - first_row);
+                    ahead.weight.at = panel_of<T>(job, panel) + distance(last_row - first_row);
                 }
                 multiply_rows<false, T>(job, panel, first_row, last_row, ahead);
             } else {

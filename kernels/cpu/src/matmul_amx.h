@@ -19,6 +19,7 @@ struct AmxMatmul {
     using Operand = T;
 
     static constexpr int kExpandingRows = 0;
+    static constexpr bool kFetchesNear = false;
     static constexpr int kRows = 2 * kTileRows;
 
     template <class T>

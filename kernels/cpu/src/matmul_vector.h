@@ -21,6 +21,9 @@ struct VectorMatmul {
     template <class T>
     using Operand = std::conditional_t<S::kMultipliesPairs, T, float>;
 
+    // Whether weights that are multiplied soon are best fetched into the first-level cache: so on Zen 5.
+    static constexpr bool kFetchesNear = S::kMultipliesPairs;
+
     // Rows that pass by a panel at once: their sums fill the registers, beside two vectors of weights and an
     // activation.
     static constexpr int kRows = S::W == 16 ? 8 : S::W == 8 ? 6 : 4;
