@@ -91,6 +91,9 @@ class Params:
 
 CONSTRAINTS = ("regex", "json_schema", "choice")
 
+_LISTS = ("stop", "stop_regex", "stop_token_ids", "choice")
+"""Parameters of several parts, of which one may stand alone."""
+
 _TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(
         (
@@ -113,6 +116,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("stop", "stop_regex", "choice"), (str, "a text or a list of texts")),
     "stop_token_ids": (Integral, "a list of whole numbers"),
     "regex": (str, "a text"),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens"), (bool, "True or False")),
     "logit_bias": (dict, "a dictionary"),
 }
 
@@ -145,7 +149,7 @@ def make_params(**given: Any) -> Params:
     for name in values:
         if name not in known:
             raise UsageError(f"There is no sampling parameter {name!r}.")
-    for name in ("stop", "stop_regex", "stop_token_ids", "choice"):
+    for name in _LISTS:
         if name in values:
             values[name] = _tuple(values[name])
     for name, value in values.items():
@@ -165,8 +169,10 @@ def make_params(**given: Any) -> Params:
 
 def _check_type(name: str, value: Any) -> None:
     wanted, what = _TYPES.get(name, (object, ""))
-    parts = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(part, wanted) for part in parts):
+    parts = value if name in _LISTS else (value,)
+    if not all(isinstance(part, wanted) for part in parts) or (
+        wanted in (Integral, Real) and any(isinstance(part, bool) for part in parts)
+    ):
         raise UsageError(f"{name} must be {what}, not {value!r}.")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import ramet as sgl
 from ramet import UnknownVariable, UsageError
+from ramet.lang.nodes import Gen
 
 
 def test_text_and_answers_follow_each_other(backend: Any) -> None:
@@ -282,11 +283,27 @@ def test_what_is_written_wrongly_is_said_at_once(backend: Any, wrong: Any) -> No
         {"stop": ["a", 5]},
         {"stop_token_ids": "5"},
         {"regex": 5},
+        {"regex": ("a", "b")},
+        {"max_tokens": (1, 2)},
+        {"max_tokens": ()},
+        {"max_tokens": True},
+        {"temperature": (0.5,)},
+        {"temperature": False},
+        {"logit_bias": ({},)},
+        {"stop_token_ids": [True]},
+        {"ignore_eos": "no"},
     ],
 )
 def test_values_of_a_wrong_type_are_told_by_name(how: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(how))} must be"):
         sgl.gen(**how)
+
+
+def test_a_list_of_texts_or_ids_may_be_any_collection() -> None:
+    node = sgl.gen(stop=("a", "b"), stop_token_ids={5}, stop_regex=["c"])
+    assert isinstance(node, Gen)
+    assert (node.params.stop, node.params.stop_token_ids) == (("a", "b"), (5,))
+    assert node.params.stop_regex == ("c",)
 
 
 def test_without_a_backend_there_is_advice() -> None:
