@@ -11,20 +11,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from . import asking, nodes
 from .backends.base import Generated, GenRequest
 from .content import Content, Opened
 from .errors import ProgramCancelled, ProgramError, UsageError
+from .joining import JoinMode, check_not_joined, mark_joined
 from .report import Branches, Step
 from .stream import Said, TextLog
 from .telling import tell
 
 if TYPE_CHECKING:
     from .session import Session
-
-JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
 @dataclass(slots=True)
@@ -59,6 +58,8 @@ class Executor:
         num_forks: how often it was forked.
         error: why it failed, or None.
         observed: whether the program has been told of the error.
+        joined: whether it was joined, in whichever way; it can only be read then.
+        appended: whether what it said was appended to the parent.
         events: what it did, for reports.
         log: what it said, if somebody may read it while it runs.
         retained_as: the name under which the backend retains its prefix, if it does.
@@ -74,6 +75,7 @@ class Executor:
         self.error: BaseException | None = None
         self.observed = False
         self.joined = False
+        self.appended = False
         self.fork_version = -1
         self.num_forks = 0
         self.events: list[Step | Branches] = []
@@ -152,20 +154,16 @@ class Executor:
         """Take in what the branches have become, after everything added so far, here and there.
 
         Raises:
-            UsageError: they are to be appended, and were joined already.
+            UsageError: they are to be appended, and were appended already.
         """
         self._check_open()
-        if mode == "concate_and_append" and any(child.joined for child in children):
-            raise UsageError("The branches were joined already; they would be appended again.")
-        for child in children:
-            child.joined = True
+        mark_joined(children, mode)
         self._queue.append(Op(lambda: self._join(children, mode)))
         self.session.loop.call_soon_threadsafe(self.wake)
 
     def _check_open(self) -> None:
         self.session.check_open()
-        if self.joined:
-            raise UsageError("The branch was joined; it can only be read.")
+        check_not_joined(self)
 
     def start(self, parent: Executor) -> None:
         """Begin with the parent's content, or with its error."""

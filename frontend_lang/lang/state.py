@@ -13,7 +13,8 @@ from typing import Any
 
 from . import nodes
 from .errors import ProgramCancelled, ProgramError, UnknownVariable, UsageError
-from .executor import Executor, JoinMode
+from .executor import Executor
+from .joining import JoinMode
 from .report import tree_html, tree_text
 from .stream import Said
 from .waiting import settled, wait

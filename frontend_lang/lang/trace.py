@@ -16,6 +16,7 @@ from typing import Any
 from . import nodes
 from .content import Content, Opened
 from .errors import UsageError
+from .joining import JoinMode, check_not_joined, mark_joined
 
 MAX_NODES = 10_000
 
@@ -42,7 +43,7 @@ class Trace:
 @dataclass
 class _Branches:
     states: list[TraceExecutor]
-    joined: str | None = None
+    joined: list[JoinMode] = field(default_factory=list)
 
 
 @dataclass
@@ -64,7 +65,7 @@ class TraceSession:
     num_nodes: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class TraceExecutor:
     """Takes what is added to a state and writes it down; see `Executor`."""
 
@@ -77,6 +78,8 @@ class TraceExecutor:
     done: list[nodes.Node | _Branches | _Called] = field(default_factory=list)
     error: None = None
     observed: bool = False
+    joined: bool = False
+    appended: bool = False
     log: None = None
 
     @contextmanager
@@ -101,6 +104,7 @@ class TraceExecutor:
 
     def submit(self, node: nodes.Node) -> None:
         """Write a node down."""
+        check_not_joined(self)
         for part in node.nodes if isinstance(node, nodes.Nodes) else (node,):
             self.session.num_nodes += 1
             if self.session.num_nodes > MAX_NODES:
@@ -135,6 +139,7 @@ class TraceExecutor:
 
     def branch(self, size: int) -> list[TraceExecutor]:
         """Write a fork down."""
+        check_not_joined(self)
         states = [
             TraceExecutor(self.session, f"branch {index}", self.content.fork(), dict(self.values))
             for index in range(size)
@@ -142,11 +147,13 @@ class TraceExecutor:
         self.done.append(_Branches(states))
         return states
 
-    def join(self, children: Sequence[TraceExecutor], mode: str) -> None:
+    def join(self, children: Sequence[TraceExecutor], mode: JoinMode) -> None:
         """Write a join down."""
+        check_not_joined(self)
+        mark_joined(children, mode)
         for item in self.done:
             if isinstance(item, _Branches) and item.states == list(children):
-                item.joined = mode
+                item.joined.append(mode)
         if mode == "gather_variable":
             for name in dict.fromkeys(n for child in children for n in child.own_names):
                 if name not in self.values:
@@ -186,9 +193,7 @@ class TraceExecutor:
         lines = [f"{indent}fork({len(item.states)})"]
         for state in item.states:
             lines += [f"{indent}  {state.label}:", *state.lines(f"{indent}    ")]
-        if item.joined is not None:
-            lines.append(f"{indent}join({item.joined})")
-        return lines
+        return [*lines, *(f"{indent}join({mode})" for mode in item.joined)]
 
 
 _TRACING: ContextVar[TraceExecutor | None] = ContextVar("tracing", default=None)

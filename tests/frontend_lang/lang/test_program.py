@@ -346,10 +346,51 @@ def test_branches_are_appended_once(backend: Any) -> None:
         forks += ["a", "b"]
         forks.join("concate_and_append")
         forks.join()
-        with pytest.raises(UsageError, match="joined already"):
+        with pytest.raises(UsageError, match="appended already"):
             forks.join("concate_and_append")
 
     assert program.run().text() == "ab"
+
+
+def test_branches_whose_variables_were_gathered_can_be_appended(backend: Any) -> None:
+    def body(s: sgl.State) -> None:
+        forks = s.fork(2)
+        forks += ["a", "b"]
+        forks += sgl.gen("x")
+        forks.join()
+        forks.join("concate_and_append")
+        with pytest.raises(UsageError, match="appended already"):
+            forks.join("concate_and_append")
+
+    state = sgl.function(body).run()
+    assert state.text() == "aokbok" and state["x"] == ["ok", "ok"]
+    lines = str(sgl.function(body).trace()).splitlines()
+    assert [line.strip() for line in lines[-2:]] == [
+        "join(gather_variable)",
+        "join(concate_and_append)",
+    ]
+
+
+def test_a_trace_minds_that_a_branch_was_joined() -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        forks = s.fork(1)
+        forks.join()
+        with pytest.raises(UsageError, match="joined"):
+            forks += "x"
+        with pytest.raises(UsageError, match="joined"):
+            forks[0].fork(2)
+
+    assert "join(gather_variable)" in str(program.trace())
+
+
+def test_a_trace_tells_two_forks_apart_that_are_alike() -> None:
+    @sgl.function
+    def program(s: sgl.State) -> None:
+        s.fork(2)
+        s.fork(2).join()
+
+    assert str(program.trace()).count("join(") == 1
 
 
 def test_a_branch_that_was_joined_takes_nothing_more(backend: Any) -> None:
