@@ -84,6 +84,8 @@ class Sample:
         stop_reason: the stop string, pattern or token id, if one ended it.
         logprobs: per token, or None: token (its text), logprob, and where tokens travel token_id,
             top_ids, top_tokens, top_logprobs.
+        pieces: `text` by tokens, where a backend without them was asked for log-probabilities and tells;
+            a character of several tokens is in its last one.
     """
 
     text: str
@@ -93,6 +95,7 @@ class Sample:
     finish_reason: str = "stop"
     stop_reason: str | int | None = None
     logprobs: tuple[Mapping[str, Any], ...] | None = None
+    pieces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,10 @@ class Backend(Protocol):
     @property
     def retains(self) -> bool:
         """Whether it can be asked to keep a prefix for a state that waits."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a message that is begun can only be written from its start."""
 
     def check(self, params: Params) -> None:
         """Pass if the backend can do what the parameters ask for.

@@ -105,6 +105,7 @@ class RuntimeEndpoint:
         self._gathered: dict[str, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.frames: Frames | None = Frames(self._render)
+        self.restarts = False
         self.retains = True
 
     def check(self, params: Params) -> None:

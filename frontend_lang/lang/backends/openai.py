@@ -6,6 +6,7 @@ refused before anything is sent.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..errors import BackendError, Unsupported, UsageError
 from ..params import Params
+from ..pieces import pieces_behind
 from ..waiting import LANGUAGE_LOOP
 from .base import Generated, GenRequest, Message, Prompt, Sample, Scored, ScoreRequest
 from .http import Http
@@ -83,7 +85,7 @@ class OpenAI:
         self.token_usage = TokenUsage()
         self._model = model or model_name
         self._http = Http(base_url.rstrip("/"), api_key)
-        self._continues = continues_messages
+        self.restarts = not continues_messages
         self._extra = dict(extra or {})
 
     def check(self, params: Params) -> None:
@@ -103,21 +105,30 @@ class OpenAI:
     async def generate(self, request: GenRequest) -> Generated:
         """Sample; see `Backend`."""
         prompt = request.prompt
-        if not (request.may_restart and prompt.is_open and prompt.messages) or self._continues:
+        if not (request.may_restart and prompt.is_open and prompt.messages and self.restarts):
             return await self._generate(request)
         *before, last = prompt.messages
-        blank = replace(prompt, messages=(*before, Message(last.role, "")))
+        blank = replace(request, prompt=replace(prompt, messages=(*before, Message(last.role, ""))))
         num_tries = _MOST_TRIES if request.params.temperature != 0 else 1
-        for _ in range(num_tries):
-            generated = await self._generate(replace(request, prompt=blank))
+        for number in range(num_tries):
+            generated = await self._generate(self._varied(blank, number))
             (sample,) = generated.samples
             if sample.text.startswith(last.content):
                 rest = sample.text[len(last.content) :]
-                return replace(generated, samples=[replace(sample, text=rest)])
+                pieces = sample.pieces and pieces_behind(sample.pieces, len(last.content))
+                return replace(generated, samples=[replace(sample, text=rest, pieces=pieces)])
         raise BackendError(
             f"The model did not begin its message with {last.content!r} in {num_tries} tries; the last "
             f"began with {sample.text[: len(last.content)]!r}."
         )
+
+    def _varied(self, request: GenRequest, number: int) -> GenRequest:
+        """The request's further try: a seed would give the same answer again, so each has its own."""
+        seed = request.params.seed
+        seed = self._extra.get("seed") if seed is None else seed
+        if seed is None or number == 0:
+            return request
+        return replace(request, params=replace(request.params, seed=seed + number))
 
     async def _generate(self, request: GenRequest) -> Generated:
         params, prompt = request.params, request.prompt
@@ -227,11 +238,11 @@ class OpenAI:
             )
         if not messages[-1]["content"]:
             return {"messages": messages[:-1]}
-        if not self._continues:
+        if self.restarts:
             raise Unsupported(
                 "An assistant's message that is begun cannot be gone on with by OpenAI's API; pass "
-                "continues_messages=True if this server can, or have the message written from its start "
-                "with function(num_api_spec_tokens=…)."
+                "continues_messages=True if this server can. With function(num_api_spec_tokens=…) the "
+                "message is written from its start, for gens of one text: without n, a schema, or logprobs."
             )
         return {
             "messages": messages,
@@ -247,7 +258,20 @@ def _sample(choice: dict[str, Any], chat: bool) -> Sample:
         finish_reason=choice.get("finish_reason") or "stop",
         stop_reason=choice.get("stop_reason"),
         logprobs=entries,
+        pieces=_pieces(choice) if chat else None,
     )
+
+
+def _pieces(choice: dict[str, Any]) -> tuple[str, ...] | None:
+    """A chat message by tokens; None if the server does not list them, or they are not its text."""
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    raw = [entry.get("bytes") for entry in entries]
+    pieces = tuple(
+        entry["token"] if data is None else decoder.decode(bytes(data))
+        for entry, data in zip(entries, raw, strict=True)
+    )
+    return pieces if entries and "".join(pieces) == choice["message"].get("content") else None
 
 
 def _logprobs(choice: dict[str, Any], chat: bool) -> tuple[dict[str, Any], ...] | None:

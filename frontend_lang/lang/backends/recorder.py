@@ -62,6 +62,11 @@ class Recorder:
         """The backend's."""
         return self.backend.retains
 
+    @property
+    def restarts(self) -> bool:
+        """The backend's."""
+        return self.backend.restarts
+
     def check(self, params: Params) -> None:
         """Pass if the backend can do it; see `Backend`."""
         self.backend.check(params)

@@ -58,6 +58,7 @@ class Runtime:
         # An engine without a bound takes whatever comes.
         self._places = Places(sys.maxsize if engine.max_live is None else engine.max_live)
         self.frames: Frames | None = Frames(self._render)
+        self.restarts = False
         self._template = ChatTemplate(engine.tokenizer)
 
     @property

@@ -116,6 +116,7 @@ def test_failures_are_counted_by_reason(local: EngineTarget, data: Path) -> None
     class Failing:
         frames = None
         retains = False
+        restarts = False
 
         def check(self, params: Any) -> None:
             pass

@@ -47,6 +47,7 @@ class FakeBackend:
     seen: set[bytes] = field(default_factory=set)
     num_renders: int = 0
     retains: bool = True
+    restarts: bool = False
     retained: dict[str, tuple[tuple[int, ...], float | None]] = field(default_factory=dict)
     num_retained: int = 0
     takes_text: bool = False

@@ -122,19 +122,42 @@ def test_a_gen_may_set_what_extra_names(server_url: str) -> None:
     assert state.meta("short")["finish_reason"] == "stop"
 
 
+Answer = str | list[str | bytes]
+
+
 @contextmanager
-def scripted(*answers: str) -> Iterator[tuple[str, list[tuple[str | None, Any]]]]:
-    """A server that gives these texts in turn; its URL, and the key and body of each request."""
+def scripted(
+    *answers: Answer, lists_tokens: bool = True, takes_logprobs: bool = True
+) -> Iterator[tuple[str, list[tuple[str | None, Any]]]]:
+    """A server that gives these texts in turn; its URL, and the key and body of each request.
+
+    Of an answer that is given by tokens it lists them, if asked to and with `lists_tokens`. Without
+    `takes_logprobs` that is a bad request.
+    """
     seen: list[tuple[str | None, Any]] = []
     texts = iter(answers)
+
+    def choice_of(answer: Answer, body: Any) -> dict[str, Any]:
+        tokens = [] if isinstance(answer, str) else [_as_bytes(token) for token in answer]
+        text = answer if isinstance(answer, str) else b"".join(tokens).decode()
+        choice = {"text": text, "message": {"content": text}, "finish_reason": "stop"}
+        if tokens and lists_tokens and body.get("logprobs"):
+            entries = [
+                {"token": repr(token), "bytes": list(token), "logprob": -1.0} for token in tokens
+            ]
+            choice["logprobs"] = {"content": entries}
+        return choice
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             seen.append((self.headers.get("authorization"), body))
-            text = next(texts)
-            choice = {"text": text, "message": {"content": text}, "finish_reason": "stop"}
-            answer = json.dumps({"choices": [choice], "usage": {}}).encode()
+            if body.get("logprobs") and not takes_logprobs:
+                self.send_error(400)
+                return
+            given = next(texts)
+            usage = {"completion_tokens": len(given)}
+            answer = json.dumps({"choices": [choice_of(given, body)], "usage": usage}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
@@ -149,6 +172,10 @@ def scripted(*answers: str) -> Iterator[tuple[str, list[tuple[str | None, Any]]]
         yield f"http://127.0.0.1:{listening.server_port}/v1", seen
         listening.shutdown()
         thread.join()
+
+
+def _as_bytes(token: str | bytes) -> bytes:
+    return token.encode() if isinstance(token, str) else token
 
 
 @pytest.mark.parametrize("names_server", [True, False])
@@ -182,6 +209,118 @@ def test_a_begun_message_is_written_from_its_start_where_a_program_speculates() 
     assert [len(body["messages"]) for _, body in seen] == [1, 1]
 
 
+@sgl.function(num_api_spec_tokens=64)
+def short(s: sgl.State, **how: Any) -> None:
+    s += sgl.user("A character, please.")
+    s += sgl.assistant("Name:" + sgl.gen("name", stop="\n", **{"max_tokens": 4, **how}))
+
+
+COUNTESS: Answer = ["Na", "me: ", "Aug", "usta", " Ada", " King", ", Countess", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "reason"),
+    [
+        (["Name:", " Ada", "\n"], " Ada", "stop"),
+        (COUNTESS, " Augusta Ada", "length"),
+        (["Name", ":", " A", "da ", "Lo", "ve", "\n"], " Ada Love", "length"),
+        (["Name", ":", " A", "da ", "Lo", "\n", "etc."], " Ada Lo", "stop"),
+        (["Name:", " ", b"\xf0\x9f", b"\x98", b"\x80", "tail"], " \U0001f600", "length"),
+        (["Name:", " a", b"b", b"\xf0\x9f", b"\x98", b"\x80", "tail"], " ab", "length"),
+        (["Name:", " a", "b", "c", "d"], " abcd", "stop"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_written_from_its_start_is_cut_at_the_limit(
+    answer: Answer, name: str, reason: str, stream: bool
+) -> None:
+    with scripted(answer) as (url, seen), OpenAI("m", url) as backend:
+        state = short.run(backend=backend, stream=stream)
+        assert state["name"] == name
+        if stream:
+            assert "".join(state.text_iter()).endswith("Name:" + name)
+        assert state.meta("name")["finish_reason"] == reason
+        assert state.messages()[-1]["content"] == "Name:" + name
+    ((_, body),) = seen
+    # The begun text is written again, and a token is at least a byte.
+    assert body["max_tokens"] == 64 + len("Name:") and body["logprobs"] is True
+
+
+def test_a_limit_holds_for_what_was_guessed_too() -> None:
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: sgl.State) -> None:
+        s += sgl.user("A character, please.")
+        s += sgl.assistant(
+            "Name:"
+            + sgl.gen("name", stop="\n")
+            + "\nJob:"
+            + sgl.gen("job", stop="\n", max_tokens=2)
+        )
+
+    answer: Answer = ["Name", ": Ada", "\nJob", ":", " wri", "ter", " of", " notes", "\n"]
+    for stream in (False, True):
+        with scripted(answer) as (url, seen), OpenAI("m", url) as backend:
+            state = program.run(backend=backend, stream=stream)
+            assert (state["name"], state["job"]) == (" Ada", " writer")
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_gen_at_the_start_of_a_message_leaves_a_guess_for_those_behind_it(stream: bool) -> None:
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: sgl.State) -> None:
+        s += sgl.user("Two words, please.")
+        s += sgl.assistant(sgl.gen("one", max_tokens=2) + sgl.gen("two", max_tokens=2))
+
+    with scripted(["abc", "def", " gh", "ijk", "lm"]) as (url, seen), OpenAI("m", url) as backend:
+        state = program.run(backend=backend, stream=stream)
+        assert (state["one"], state["two"]) == ("abcdef", " ghijk")
+    assert len(seen) == 1
+
+
+def test_a_server_that_takes_no_logprobs_is_asked_once_for_them() -> None:
+    answers = ["Name: Ada\nJob: writer\n", "Name: Bob\nJob: cook\n"]
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: sgl.State) -> None:
+        for turn in range(2):
+            s += sgl.user("A character, please.")
+            s += sgl.assistant("Name:" + sgl.gen(f"name{turn}", stop="\n"))
+
+    with scripted(*answers, takes_logprobs=False) as (url, seen), OpenAI("m", url) as backend:
+        state = program.run(backend=backend)
+    assert (state["name0"], state["name1"]) == (" Ada", " Bob")
+    assert [body.get("logprobs") for _, body in seen] == [True, None, None]
+
+
+def test_where_no_tokens_are_listed_a_limit_that_must_cut_is_refused_with_what_is_missing() -> None:
+    with scripted(COUNTESS, lists_tokens=False) as (url, seen), OpenAI("m", url) as backend:
+        with pytest.raises(ProgramError, match="max_tokens=4.*logprobs of chat completions"):
+            short.run(backend=backend)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [({"n": 2}, "n=2"), ({"logprobs": 1}, "logprobs"), ({"type": list[bool]}, "json_schema")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_begun_message_is_refused_with_what_the_gen_asks_for_beyond_a_text(
+    how: dict[str, Any], told: str, stream: bool
+) -> None:
+    with scripted() as (url, seen), OpenAI("m", url) as backend:
+        with pytest.raises(ProgramError, match=f"this one has {told}"):
+            state = short.run(**how, backend=backend, stream=stream)
+            state.text()
+    assert not seen
+
+
+def test_the_advice_for_a_begun_message_names_its_conditions() -> None:
+    with scripted() as (url, _), OpenAI("m", url) as backend:
+        with pytest.raises(ProgramError, match="num_api_spec_tokens.* gens of one text"):
+            chat.run("Well, ", backend=backend)
+
+
 def test_a_message_that_never_begins_so_is_an_error() -> None:
     ways: list[tuple[dict[str, Any], int]] = [({"temperature": 0.0}, 1), ({}, 4)]
     for how, num_tries in ways:
@@ -189,6 +328,16 @@ def test_a_message_that_never_begins_so_is_an_error() -> None:
             with pytest.raises(ProgramError, match=f"'Name:' in {num_tries} tries.*'Sure!'"):
                 character.run(backend=backend, **how)
         assert len(seen) == num_tries
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_each_try_of_a_seeded_message_has_a_seed_of_its_own(everywhere: bool) -> None:
+    extra = {"seed": 7} if everywhere else {}
+    how: dict[str, Any] = {} if everywhere else {"seed": 7}
+    with scripted("Sure!", "Sure!", "Name: Ada\nJob: cook\n") as (url, seen):
+        with OpenAI("m", url, extra=extra) as backend:
+            assert character.run(backend=backend, **how)["name"] == " Ada"
+    assert [body["seed"] for _, body in seen] == [7, 8, 9]
 
 
 def test_a_wrong_model_is_an_error_with_its_status(server_url: str) -> None:
