@@ -108,7 +108,7 @@ class NativeRoutes:
             self._branches.close(branches)
 
         if stream:
-            return EventStream(answer.events(), close)
+            return EventStream(answer.events(), close, lambda: answer.is_ahead)
         try:
             data = await while_connected(request.receive, answer.whole())
         finally:
@@ -163,6 +163,8 @@ class NativeAnswer:
     ) -> None:
         self._works = works
         self._branches = branches
+        self._shown: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._num_running = len(works)
         self._generations: list[Generation | None] = []
         try:
             for work, branch in zip(works, branches, strict=True):
@@ -174,6 +176,11 @@ class NativeAnswer:
         except RametError:
             self.abort()
             raise
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether what `events` does next, yield or end, takes no waiting."""
+        return self._num_running == 0 or not self._shown.empty()
 
     def abort(self) -> None:
         """End what still runs. Safe to call twice."""
@@ -200,8 +207,9 @@ class NativeAnswer:
         return _encode({"results": [_CANCELLED if r is None else r for r in results]})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield what every request adds, as it comes; one that fails does not end the others."""
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """Yield what every request adds, as it comes, and b"" behind the last of one; one that fails does
+        not end the others."""
+        queue = self._shown
 
         def shower(index: int) -> ShowText:
             def show(sample: int, text: str, logprobs: list[dict[str, Any]]) -> None:
@@ -222,12 +230,10 @@ class NativeAnswer:
 
         runs = [asyncio.ensure_future(run(index)) for index in range(len(self._works))]
         try:
-            num_running = len(runs)
-            while num_running:
+            while self._num_running:
                 item = await queue.get()
-                num_running -= item is None
-                if item is not None:
-                    yield event(_encode(item))
+                self._num_running -= item is None
+                yield b"" if item is None else event(_encode(item))
             await asyncio.gather(*runs)
         finally:
             for task in runs:

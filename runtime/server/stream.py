@@ -28,6 +28,7 @@ _encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
 
 _MOST_TOGETHER = 256
+"""Events in one write at most, so that a client far behind gets on with some before all are there."""
 
 
 def event(data: bytes) -> bytes:

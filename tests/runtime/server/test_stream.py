@@ -13,6 +13,7 @@ import pytest
 
 from ramet.runtime.errors import EngineDead
 from ramet.runtime.request import FinishReason, RequestOutput
+from ramet.runtime.server.native import NativeAnswer
 from ramet.runtime.server.stream import DONE, EventStream
 from ramet.runtime.text.tokenizer import Tokenizer
 
@@ -374,6 +375,20 @@ async def test_the_samples_of_one_step_are_written_together_and_what_ends_them_t
     body = {"prompt": "x", "n": 3, "stream": True, "stream_options": {"include_usage": True}}
     written = await chunks(url, "/v1/completions", {**body, "max_tokens": 5})
     assert [chunk.count(b"data: ") for chunk in written] == [3, 3, 3, 3, 5]
+
+
+async def test_the_requests_of_one_native_call_are_written_together_and_say_what_they_say_alone(
+    url: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.reply, engine.gathers = lambda request: [65] * 5, True
+    requests = [{"text": "x", "n": 2, "max_tokens": 3}, {"text": "yy", "max_tokens": 3}]
+    body = {"requests": requests, "stream": True}
+    together = await chunks(url, "/generate", body)
+    monkeypatch.setattr(NativeAnswer, "is_ahead", False)
+    apart = await chunks(url, "/generate", body)
+    assert len(together) < len(apart)
+    assert b"".join(together) == b"".join(apart)
+    assert together[-1].endswith(DONE) and b'"result"' in together[-1]
 
 
 async def chunks(url: str, path: str, body: dict[str, Any]) -> list[bytes]:
