@@ -8,7 +8,7 @@ Owns the far end of the private socket. It knows nothing of HTTP, and ends with 
 4. run the loop until `Shutdown`.
 
 SIGINT and SIGTERM are ignored: they are sent to whole process groups, and it is the parent that decides
-how long running requests may go on. SIGTTOU is too: a terminal may stop whoever writes from behind it.
+how long running requests may go on.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def main(module: str) -> int:
     Args:
         module: what the core that the options will name is in.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # What fails here fails again in `load`, where somebody can be told.
     with growing(), ending_with_stdin(), suppress(Exception):

@@ -70,22 +70,38 @@ def test_a_process_that_hears_nothing_ends_in_silence_with_its_input() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
 
 
-def test_a_process_that_still_imports_ends_with_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the module `endless_import` makes when it is imported, which does not end."""
     begun = tmp_path / "begun"
     source = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
     (tmp_path / "endless_import.py").write_text(source)
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    return begun
+
+
+def wait_for(begun: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not begun.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+
+
+def test_a_process_that_still_imports_ends_with_its_input(begun: Path) -> None:
     with spawned("endless_import:create") as process:
-        deadline = time.monotonic() + LIMIT
-        while not begun.exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.01)
+        wait_for(begun, process)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(LIMIT) == 1
+
+
+def test_a_terminal_does_not_stop_a_process_that_does_not_import_yet(begun: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with spawned("endless_import:create") as process:
+        os.kill(process.pid, signal.SIGTTOU)
+        wait_for(begun, process)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_process_is_gone_after_the_block_and_may_be_ended_twice(fake_core: Any) -> None:
