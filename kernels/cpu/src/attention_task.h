@@ -52,11 +52,18 @@ struct AttentionTask {
     CacheRange following;
 };
 
-// What a task reads; its last token is one of those that see most.
+// What a task reads, from the first group of positions that one of its tokens sees; the last token is one of those
+// that see most.
 static inline CacheRange range_of(const AttentionTask& task) {
+    int first = task.first_split * kSplit;
+    if (task.window < task.last_split * kSplit) {
+        int lowest = task.tokens[0].position;
+        for (int i = 1; i < task.num_tokens; ++i) lowest = smaller(lowest, task.tokens[i].position);
+        first = larger(first, (lowest - task.window + 1) / kGroup * kGroup);
+    }
     const int end = task.tokens[task.num_tokens - 1].position + 1;
-    return {task.block_table, task.first_split * kSplit, smaller(task.last_split * kSplit, end),
-            task.first_kv_head, task.last_kv_head};
+    return {task.block_table, first, smaller(task.last_split * kSplit, end), task.first_kv_head,
+            task.last_kv_head};
 }
 
 static inline int padded_head_dim(int head_dim) { return ceil_div(head_dim, kGroup) * kGroup; }

@@ -57,7 +57,7 @@ class TileWalk {
   private:
     void begin_split(int first) {
         first_ = tile_ = first;
-        end_ = smaller(first + kSplitTiles, num_tiles_);
+        end_ = smaller((first / kSplitTiles + 1) * kSplitTiles, num_tiles_);
         head_ = range_.first_kv_head;
     }
 

@@ -13,13 +13,13 @@ constexpr std::int64_t kMinElements = 1 << 12;
 constexpr std::size_t kRowBlockBytes = std::size_t{768} << 10;
 constexpr std::size_t kWideRowBlockBytes = std::size_t{384} << 10;
 
-// body(first, last) over [0, n) in even pieces: some for each thread, or fewer of min_piece at least if that makes
-// less than one for each.
+// body(first, last) over [0, n) in even pieces: as many as give each at least half of min_piece, or some for each
+// thread.
 template <class Body>
 void split_range(ThreadPool& pool, int n, int min_piece, const Body& body) {
     if (n == 0) return;
     int num_pieces = smaller(ceil_div(n, min_piece), pool.size() * kTasksPerThread);
-    // As many for one thread as for another.
+    // As many for one thread as for another, where n is not small.
     if (num_pieces > pool.size()) num_pieces = ceil_div(num_pieces, pool.size()) * pool.size();
     const int piece = ceil_div(n, num_pieces);
     pool.run(ceil_div(n, piece), [&](int task, int) {

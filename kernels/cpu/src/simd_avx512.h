@@ -83,8 +83,16 @@ struct Avx512Simd {
     static Reg zero_below(Reg a, Reg floor) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, floor, _CMP_NLT_UQ), a);
     }
-    static float reduce_add(Reg a) { return _mm512_reduce_add_ps(a); }
-    static float reduce_max(Reg a) { return _mm512_reduce_max_ps(a); }
+    static float reduce_add(Reg a) { return reduce(a, add); }
+    static float reduce_max(Reg a) { return reduce(a, max); }
+    // Halves, quarters, pairs: spelled out, as a compiler's own reduction may have any order.
+    template <class F>
+    static float reduce(Reg a, const F& f) {
+        const Reg halves = f(a, _mm512_shuffle_f32x4(a, a, 0x4e));
+        const Reg quarters = f(halves, _mm512_shuffle_f32x4(halves, halves, 0xb1));
+        const Reg pairs = f(quarters, _mm512_permute_ps(quarters, 0x4e));
+        return _mm512_cvtss_f32(f(pairs, _mm512_permute_ps(pairs, 0xb1)));
+    }
     // Of four vectors at once, each in the order of the above.
     static void reduce_add(const Reg (&a)[4], float* out) { reduce(a, add, out); }
     static void reduce_max(const Reg (&a)[4], float* out) { reduce(a, max, out); }
