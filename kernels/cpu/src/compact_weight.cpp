@@ -10,7 +10,7 @@ namespace {
 
 std::uint8_t upper_byte(bf16 x) { return static_cast<std::uint8_t>(x.bits >> 8); }
 
-// How often a panel has each upper byte; zeros count most where it is padded.
+// How often a panel has each upper byte.
 std::array<std::uint32_t, 256> count_upper_bytes(const bf16* const (&sources)[kPanel],
                                                  int num_inputs) {
     // Two of them, so that equal neighbours need not wait for one another.
@@ -26,7 +26,7 @@ std::array<std::uint32_t, 256> count_upper_bytes(const bf16* const (&sources)[kP
         if (num_inputs % 2) ++counts[upper_byte(source[num_inputs - 1])];
     }
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += others[i];
-    // Zeros that are not listed would make whole groups plain.
+    // Padding is written as zeros and nobody looks whether those are listed: they must be.
     if (has_padding) counts[0] = UINT32_MAX;
     return counts;
 }
@@ -85,8 +85,9 @@ bf16 read_element(const std::byte* panel, const std::byte* group, bool is_plain,
 CompactWeight::CompactWeight(Arena& arena, ThreadPool& pool, const bf16* weight, const bf16* bias,
                              int out_features, int in_features, bool gated)
     : PackedLinear(DType::bf16, out_features, in_features, gated) {
-    std::vector<PanelPlan> plans(num_panels());
-    pool.run(num_panels(), [&](int panel, int) { plans[panel] = plan_panel(weight, panel); });
+    // Sized here: what the pool runs must not throw.
+    std::vector<PanelPlan> plans(num_panels(), {{}, std::vector<bool>(num_groups())});
+    pool.run(num_panels(), [&](int panel, int) { plan_panel(weight, panel, &plans[panel]); });
     panel_offsets_.push_back(0);
     for (const PanelPlan& plan : plans) {
         const auto num_plain = std::count(plan.is_plain.begin(), plan.is_plain.end(), true);
@@ -101,35 +102,37 @@ CompactWeight::CompactWeight(Arena& arena, ThreadPool& pool, const bf16* weight,
     pack_bias(bias);
 }
 
-CompactWeight::PanelPlan CompactWeight::plan_panel(const bf16* weight, int panel) const {
+void CompactWeight::plan_panel(const bf16* weight, int panel, PanelPlan* plan) const {
     const bf16* sources[kPanel];
     find_sources(weight, panel, sources);
-    PanelPlan plan{most_frequent(count_upper_bytes(sources, in_features())), {}};
-    const Codes codes(plan.listed);
+    plan->listed = most_frequent(count_upper_bytes(sources, in_features()));
+    const Codes codes(plan->listed);
     for (int group = 0; group < num_groups(); ++group) {
         const int count = smaller(kGroup, in_features() - group * kGroup);
-        plan.is_plain.push_back(!std::all_of(
+        plan->is_plain[group] = !std::all_of(
             std::begin(sources), std::end(sources), [&](const bf16* source) {
                 return !source || codes.has_all(source + group * kGroup, count);
-            }));
+            });
     }
-    return plan;
 }
 
 void CompactWeight::pack_panel(const bf16* weight, int panel, const PanelPlan& plan,
                                std::byte* target) const {
     const bf16* sources[kPanel];
     find_sources(weight, panel, sources);
-    std::vector<bf16> plain(static_cast<std::size_t>(num_groups()) * kGroupSize);
-    fill_panel(sources, in_features(), plain.data());
     const Codes codes(plan.listed);
     std::memcpy(target, plan.listed.data(), sizeof plan.listed);
     std::byte* group_at = target + CompactHeader::num_bytes(num_groups());
     for (int group = 0; group < num_groups(); ++group) {
-        const bf16* values = plain.data() + static_cast<std::size_t>(group) * kGroupSize;
+        const bf16* part[kPanel];
+        for (int column = 0; column < kPanel; ++column) {
+            part[column] = sources[column] ? sources[column] + group * kGroup : nullptr;
+        }
+        bf16 values[kGroupSize] = {};
+        fill_panel(part, smaller(kGroup, in_features() - group * kGroup), values);
         if (plan.is_plain[group]) {
             target[sizeof(UpperBytes) + group / 8] |= static_cast<std::byte>(1 << group % 8);
-            std::memcpy(group_at, values, kPlainGroupBytes);
+            std::memcpy(group_at, values, sizeof values);
         } else {
             write_group(values, codes, group_at);
         }

@@ -32,7 +32,7 @@ class CompactWeight : public PackedLinear {
         std::vector<bool> is_plain;  // of each group
     };
 
-    PanelPlan plan_panel(const bf16* weight, int panel) const;
+    void plan_panel(const bf16* weight, int panel, PanelPlan* plan) const;
     void pack_panel(const bf16* weight, int panel, const PanelPlan& plan, std::byte* target) const;
 
     std::vector<std::size_t> panel_offsets_;

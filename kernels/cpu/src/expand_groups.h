@@ -16,6 +16,8 @@ class ExpandGroups {
 
     bool is_plain() const { return CompactHeader::is_plain(panel_, group_); }
     const bf16* plain() const { return reinterpret_cast<const bf16*>(at_); }
+    // Where it reads.
+    const char* place() const { return reinterpret_cast<const char*>(at_); }
 
     // Of a group that is not plain: the vectors of part `part`, pairs 2 * part and the next, of both halves. In
     // the order of places in the plain group.

@@ -22,14 +22,22 @@ struct FetchLines {
     void step() {
         if (at >= end) return;
         const int count = (num_lines + kSteps - 1) / kSteps;
-        for (int line = 0; line < count; ++line) {
-            if (near) {
-                __builtin_prefetch(at + line * kCacheLine, 0, 3);
-            } else {
-                __builtin_prefetch(at + line * kCacheLine, 0, 2);
-            }
-        }
+        for (int line = 0; line < count; ++line) fetch(at + line * kCacheLine);
         at += count * kCacheLine;
+    }
+
+    // All up to `place` at once, where steps have not come as far: groups of a compact weight differ in length.
+    void reach(const char* place) {
+        for (; at < place && at < end; at += kCacheLine) fetch(at);
+    }
+
+  private:
+    void fetch(const char* line) const {
+        if (near) {
+            __builtin_prefetch(line, 0, 3);
+        } else {
+            __builtin_prefetch(line, 0, 2);
+        }
     }
 };
 

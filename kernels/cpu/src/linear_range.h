@@ -45,10 +45,19 @@ struct LinearRange {
     // sake: little enough for the first-level cache beside what they were expanded from.
     static constexpr int kGroupsExpanded = 6;
 
-    // How far ahead weights are fetched for one block of rows: a memory latency of reading, and more where a
-    // share of a panel is passed by several times, as the first pass would outrun lines that were nearer.
-    static constexpr std::size_t distance(int num_rows) {
-        return std::size_t{num_rows <= M::kRows ? 12u : 16u} << 10;
+    // How far ahead the weights of one block of rows are fetched: a memory latency of reading, and what is read at
+    // once or is passed by several times, as that outruns lines that were nearer; as much as the cache has room for.
+    static constexpr std::size_t kLatencyBytes = std::size_t{12} << 10;
+    static constexpr std::size_t kNearBytes = std::size_t{16} << 10;
+    template <class T>
+    static std::size_t distance(const LinearJob& job, int num_rows) {
+        if (job.panel_offsets) {
+            if (num_rows <= smaller(M::kRows, M::kExpandingRows)) return kLatencyBytes;
+            const std::size_t share = kGroupsExpanded * kCompactGroupBytes;
+            return M::kFetchesNear ? kNearBytes : kLatencyBytes + share;
+        }
+        constexpr std::size_t share = M::template kGroupsAtOnce<T> * kGroup * kPanel * sizeof(T);
+        return larger(kNearBytes, num_rows <= M::kRows ? 0 : share);
     }
 
     template <class T>
@@ -85,9 +94,11 @@ struct LinearRange {
         M::begin();
         for (int panel = first_panel; panel < last_panel; ++panel) {
             if (num_blocks == 1) {
-                // Panels of a compact weight differ in length.
+                // What steps add up to is less than a compact panel, or more.
                 if (panel == first_panel || job.panel_offsets) {
-                    ahead.weight.at = panel_of<T>(job, panel) + distance(last_row - first_row);
+                    const char* place =
+                        panel_of<T>(job, panel) + distance<T>(job, last_row - first_row);
+                    ahead.weight.at = smaller(larger(ahead.weight.at, place), place + kLatencyBytes);
                 }
                 multiply_rows<false, T>(job, panel, first_row, last_row, ahead);
             } else {
@@ -155,10 +166,17 @@ struct LinearRange {
         constexpr int kGroups = M::template kGroupsAtOnce<bf16>;
         ExpandGroups<S> groups(reinterpret_cast<const std::byte*>(panel_of<bf16>(job, panel)),
                                job.num_groups);
-        const auto multiply = [&](int step, const auto& weight) {
-            multiply_groups<kRowsPass, bf16>(job, panel, first_row, last_row, step, ahead, weight);
-        };
         const int num_rows = last_row - first_row;
+        const auto multiply = [&](int step, const auto& weight) {
+            multiply_groups<kRowsPass, bf16>(
+                job, panel, first_row, last_row, step, ahead, [&](int group, int num_groups) {
+                    // Steps go by compact groups alone.
+                    if (!kRowsPass) {
+                        ahead.weight.reach(groups.place() + distance<bf16>(job, num_rows));
+                    }
+                    return weight(group, num_groups);
+                });
+        };
         if constexpr (sizeof(Operand<bf16>) != sizeof(bf16)) {
             if (M::template widens<bf16>(num_rows)) {
                 alignas(64) float widened[kGroups * kGroupSize];
@@ -172,7 +190,7 @@ struct LinearRange {
         const bool passes = kRowsPass || num_rows > M::kRows;
         if constexpr (M::kExpandingRows > 0) {
             if (M::kExpandingRows == M::kRows || num_rows <= M::kExpandingRows) {
-                return multiply(passes ? kGroupsExpanded : job.num_groups, [&](int, int) {
+                return multiply(passes ? kGroupsExpanded : 2 * kGroupsExpanded, [&](int, int) {
                     return CompactShare<S>{groups, passes ? expanded : nullptr};
                 });
             }

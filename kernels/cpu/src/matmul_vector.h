@@ -21,7 +21,7 @@ struct VectorMatmul {
     template <class T>
     using Operand = std::conditional_t<S::kMultipliesPairs, T, float>;
 
-    // Whether weights that are multiplied soon are best fetched into the first-level cache: so on Zen 5.
+    // Whether weights that are multiplied soon are best fetched into the first-level cache, as on Zen 5.
     static constexpr bool kFetchesNear = S::kMultipliesPairs;
 
     // Rows that pass by a panel at once: their sums fill the registers, beside two vectors of weights and an
@@ -141,10 +141,10 @@ struct VectorMatmul {
             }
             for (int group = 0; group < num_groups; ++group) {
                 // Called before each part of a group.
-                const auto fetch = [&, at = next + group * kTileRows * kGroup](int part) {
+                const auto fetch = [&](int part) {
                     if (column > 0) return;
                     ahead.step<kGroup / kPart>();
-                    if (next) fetch_rows<R>(at, part);
+                    if (next) fetch_rows<R>(next + group * kTileRows * kGroup, part);
                 };
                 steps<R>(sum, a + group * kTileRows * kGroup, weights, group, column, fetch);
             }
