@@ -245,6 +245,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
             output, but the constraint, which allows nothing more.
         error: what went wrong, with finish_reason ERROR or ABORT.
         invalid: with finish_reason ERROR, the request was at fault, not the engine.
+        overloaded: with finish_reason ERROR, nobody was at fault: the same request may succeed later.
     """
 
     request_id: str
@@ -259,6 +260,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     ends_with_text: bool = False
     error: str | None = None
     invalid: bool = False
+    overloaded: bool = False
 
     @property
     def finished(self) -> bool:

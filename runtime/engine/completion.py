@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import (
+    CapacityError,
     DeadlineExceeded,
     EngineDead,
     EngineError,
@@ -145,6 +146,7 @@ class Call:
             EngineDead: the engine ended.
             DeadlineExceeded: the call's own time limit passed.
             InvalidRequest: the request cannot be served; GrammarError if its constraint is at fault.
+            CapacityError: the machine was too busy.
             EngineError: the engine failed on the request.
         """
         if isinstance(item, EngineDead):
@@ -182,6 +184,8 @@ class Call:
             if self.requests[0].params.constraint is not None:
                 return GrammarError(message, param="constraint")
             return InvalidRequest(message)
+        if output.overloaded:
+            return CapacityError(output.error or "The request cannot be served now.")
         if self._timeout is not None and time.monotonic() - self._started >= self._timeout:
             return DeadlineExceeded(
                 f"The time limit of {self._timeout:g} seconds passed.", param="timeout"

@@ -19,7 +19,8 @@ from ..errors import GrammarError, RametError
 from ..request import Request
 from ..structured.constraint import Constraint
 from ..structured.grammar import Grammar, Matcher, allowed
-from ..structured.service import GrammarService, yield_to_others
+from ..structured.service import GrammarService
+from ..structured.threads import yield_to_others
 
 GRACE_SECONDS = 0.005
 """How long a step waits for the grammars of its requests."""

@@ -18,7 +18,7 @@ import torch
 from ramet.radix import IntegrityError, PrefixCache
 
 from ..config import SchedulerConfig
-from ..errors import OutOfBlocks, RametError, RequestError
+from ..errors import CapacityError, OutOfBlocks, RametError, RequestError
 from ..execution.model_runner import ModelRunner
 from ..execution.sampler import Sampler, prompt_logprobs
 from ..request import (
@@ -402,8 +402,13 @@ class EngineCore:
 
     def _end_failed(self, request: Request, error: RametError) -> None:
         live = self._live[request.request_id]
-        invalid = isinstance(error, RequestError)
-        self._end(live, FinishReason.ERROR, str(error), invalid=invalid)
+        self._end(
+            live,
+            FinishReason.ERROR,
+            str(error),
+            invalid=isinstance(error, RequestError),
+            overloaded=isinstance(error, CapacityError),
+        )
 
     def _end(
         self,
@@ -413,9 +418,13 @@ class EngineCore:
         *,
         keep: bool = True,
         invalid: bool = False,
+        overloaded: bool = False,
     ) -> None:
         self._forget(live, keep=keep)
-        self._outputs.append(live.output(end=(reason, None), error=error, invalid=invalid))
+        end = (reason, None)
+        self._outputs.append(
+            live.output(end=end, error=error, invalid=invalid, overloaded=overloaded)
+        )
 
     def _forget(self, live: LiveRequest, *, keep: bool = True) -> None:
         request = live.request

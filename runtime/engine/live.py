@@ -63,6 +63,7 @@ class LiveRequest:
         ends_with_text: bool = False,
         error: str | None = None,
         invalid: bool = False,
+        overloaded: bool = False,
     ) -> RequestOutput:
         """What goes out for one step; hands out `scored` too."""
         request = self.request
@@ -80,6 +81,7 @@ class LiveRequest:
             ends_with_text=ends_with_text,
             error=error,
             invalid=invalid,
+            overloaded=overloaded,
         )
 
 

@@ -19,7 +19,13 @@ import msgspec
 
 from ..engine.client import EngineClient
 from ..engine.messages import GenerateRequest
-from ..errors import DeadlineExceeded, EngineError, InvalidRequest, ServerDraining
+from ..errors import (
+    CapacityError,
+    DeadlineExceeded,
+    EngineError,
+    InvalidRequest,
+    ServerDraining,
+)
 from ..execution.randomness import derive_seed
 from ..request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from ..structured.constraint import Constraint
@@ -272,6 +278,7 @@ class Generation:
             DeadlineExceeded: the request's own time limit passed.
             ServerDraining: the engine was stopped.
             InvalidRequest: the engine cannot serve the request; mostly, its constraint is no good.
+            CapacityError: the machine was too busy.
             EngineError: the engine failed on a sample, or died.
         """
         async for output in self._stream:
@@ -296,6 +303,8 @@ class Generation:
             constraint = self._constraint
             param = None if constraint is None else constraint.param
             return InvalidRequest(output.error or "The request is not valid.", param=param)
+        if output.overloaded:
+            return CapacityError(output.error or "The request cannot be served now.")
         timeout = self._job.timeout
         if timeout is not None and time.perf_counter() - self._job.arrived >= timeout:
             return DeadlineExceeded(

@@ -11,6 +11,7 @@ It knows no vocabulary but the 256 bytes: whether a grammar is sound does not de
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -19,7 +20,9 @@ import socket
 import struct
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import BinaryIO, NoReturn, Self
 
 import msgspec
@@ -33,6 +36,9 @@ from .translate import explain, limits, translate
 
 MEMORY_BYTES = 2 * 1024**3
 
+BEGUN = b"."
+"""What comes first over a job's socket: its processes are there, and its time begins."""
+
 _LENGTH = struct.Struct("!I")
 _ALLOWANCE = struct.Struct("!ddi?")
 _NUM_TRIED_STEPS = 16
@@ -44,7 +50,7 @@ class Allowance:
 
     Attributes:
         cpu_seconds: processor time.
-        wall_seconds: bounds a machine under great load only.
+        wall_seconds: bounds a machine under great load only; from when the check begins.
         niceness: of the process at least, so that the steps beside it hardly feel it.
         is_idle: whether it only runs while a core would rest; niceness alone counts where the system
             knows no such policy.
@@ -65,6 +71,13 @@ class Allowance:
         return cls(*_ALLOWANCE.unpack(data))
 
 
+class Limit(Enum):
+    """What ended a check before its verdict: it took too much, or too little time was left for it."""
+
+    PROCESSOR = "processor"
+    WALL = "wall"
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What became of one constraint: `grammar` for the engine, or `error` for its sender."""
 
@@ -74,10 +87,20 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def check(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
     """Translate and compile a constraint, and see whether a first few bytes can follow."""
+    try:
+        return _check(constraint, tokenizer)
+    except BaseException as error:
+        # The engine is written in Rust, whose panics are no Exception and have no class to import.
+        if type(error).__name__ != "PanicException":
+            raise
+        return Verdict(error=explain(constraint, f"panic: {error}"))
+
+
+def _check(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
     if constraint.kind is ConstraintKind.CALLS:
         for where, schema in schemas(constraint.source):
             # Each alone first: in the whole it could not be told which of them is at fault.
-            verdict = check(Constraint.json_schema(schema), tokenizer)
+            verdict = _check(Constraint.json_schema(schema), tokenizer)
             if verdict.error:
                 return Verdict(error=f"{where}: {verdict.error}")
     try:
@@ -158,6 +181,7 @@ def main() -> None:
 def _answer(allowance: Allowance, channel: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
     """Check one constraint and end this process."""
     try:
+        channel.sendall(BEGUN)
         # Nobody handles the signals, so the kernel ends this process, whatever it is in the middle of.
         signal.setitimer(signal.ITIMER_PROF, allowance.cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, allowance.wall_seconds)
@@ -168,12 +192,25 @@ def _answer(allowance: Allowance, channel: socket.socket, tokenizer: LLTokenizer
         with channel.makefile("rb") as stream:
             body = read_frame(stream)
         if body is not None:
+            _end_with(channel)
             verdict = check(msgspec.msgpack.decode(body, type=Constraint), tokenizer)
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
             channel.sendall(frame(msgspec.msgpack.encode(verdict)))
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _end_with(channel: socket.socket) -> None:
+    """Let the kernel end this process when whoever asked does not wait any more."""
+    if sys.platform == "linux":
+        fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(channel, fcntl.F_GETFL)
+        fcntl.fcntl(channel, fcntl.F_SETFL, flags | os.O_ASYNC)
+        with suppress(BlockingIOError):
+            if not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                os._exit(0)  # They were gone before.
 
 
 if __name__ == "__main__":

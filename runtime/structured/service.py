@@ -1,62 +1,73 @@
 """Compiles constraints beside the step loop: each once, few at a time, and none for longer than it may.
 
 A constraint goes first through a process that may be killed (checker.py), so that a bomb is an error of
-its own request; one that is too plain to be a bomb (estimate.py) is checked on the spot, as a process of
+its own request; one that is too plain to be a bomb (estimate.py) is checked on a thread, as a process of
 its own would cost several times what it costs. What passes is compiled here, on a thread, which costs no
 more than the check did and leaves the interpreter free; the step loop has precedence over the threads where
 the system knows priorities of threads. Compiled grammars are kept, least recently used ones forgotten.
 
-There are two lanes. In the quick one checks run side by side: what people write, which takes a few
-milliseconds however far it counts, shares the processor with whatever came before it and does not wait for
-its end. What is not checked within that little time, which costs those beside it no more than any
-request does, is a bomb, as good as certainly. It goes on in the other lane, where a check only runs while a
-core would rest, or in the few thousandths of one that the system leaves to such processes.
+There are three lanes. In the quick one checks run side by side: what people write, which takes a few
+milliseconds however far it counts, and microseconds a character where it is long, shares the processor with
+whatever came before it and does not wait for its end. What takes more is rare among sound constraints. It
+goes on in the thorough lane, where a check only runs while a core would rest, or in the few thousandths of
+one that the system leaves to such processes; and if that was too little, one after the other with a small
+share of a core. What took too much processor time is too complex; what only waited too long may be asked
+for again.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
 from llguidance import LLTokenizer
 
-from ..errors import EngineError, GrammarError
+from ..errors import CapacityError, EngineError, GrammarError, RametError
 from .byte_vocabulary import byte_tokenizer
-from .checker import Allowance, Verdict, check
+from .checker import Allowance, Limit, Verdict, check
 from .checking import Checker
 from .constraint import Constraint
 from .estimate import is_plain
 from .grammar import Grammar, Vocabulary
+from .threads import Threads, start
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_GRAMMARS = 128
 
+PLAIN_SECONDS = 2.0
+"""For the check of a plain constraint, which takes some milliseconds of processor time."""
+
 QUICK = Allowance(cpu_seconds=0.02, wall_seconds=5.0, niceness=10)
-QUICK_SECONDS_PER_CHARACTER = 1e-6
-"""More processor time for a long constraint, which takes half as much if it is sound."""
+QUICK_SECONDS_PER_CHARACTER = 4e-6
+"""Processor time of a long constraint, which takes half as much if it is sound."""
+MAX_QUICK_SECONDS = 0.2
+"""Text that costs nothing buys a bomb no more processor time than this."""
 NUM_QUICK = 8
 """Quick checks at once; one more waits until one of these has had its time."""
 
-IDLE = Allowance(cpu_seconds=0.5, wall_seconds=30.0, niceness=12, is_idle=True)
+IDLE = Allowance(cpu_seconds=0.5, wall_seconds=5.0, niceness=12, is_idle=True)
 NUM_THOROUGH = 3
-"""Thorough checks at once. Where no core ever rests a bomb takes all the seconds."""
+"""Thorough checks at once."""
+
+PATIENT = Allowance(cpu_seconds=0.5, wall_seconds=30.0, niceness=19)
+"""One at a time: whatever waits, the steps miss a hundredth of one core."""
+
+THOROUGH_SECONDS = 60.0
+"""Until whoever waits for more than a quick check hears that the machine is too busy."""
 
 NUM_COMPILED = 2
 """Constraints of one lane compiled at once."""
-
-THREAD_NICENESS = 10
-"""Of the threads here. One that the system lets wait while it holds the interpreter finds the core that
-the step loop, which waits for it, has left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +75,14 @@ class _Entry:
     constraint: Constraint
     future: Future[Grammar] = field(default_factory=Future)
     num_waiting: int = 0
+    deadline: float = float("inf")
 
     def check_wanted(self) -> None:
-        """Raise EngineError if nobody waits any more."""
+        """Raise EngineError if nobody waits any more, and CapacityError after the deadline."""
         if self.num_waiting <= 0:
             raise EngineError("Nobody waits for the constraint any more.")
+        if time.monotonic() > self.deadline:
+            raise _busy(self.constraint)
 
 
 class GrammarService:
@@ -88,20 +102,25 @@ class GrammarService:
         self._checker = Checker()
         self._is_asked = False
         self._bytes = _Once(byte_tokenizer)
+        self._plain = _Plain(self._bytes.get)
+        self._patient = _Lane(
+            partial(self._checker.check, allowance=PATIENT), Threads(1, "patient-grammar"), {}
+        )
         self._thorough = _Lane(
-            partial(check_thoroughly, self._checker),
-            _threads(NUM_THOROUGH, "thorough-grammar"),
-            None,
+            partial(self._checker.check, allowance=IDLE),
+            Threads(NUM_THOROUGH, "thorough-grammar"),
+            {Limit.WALL: self._patient},
         )
         self._quick = _Lane(
-            partial(check_quickly, self._checker, self._bytes.get),
-            _threads(NUM_QUICK, "grammar"),
-            self._thorough,
+            partial(check_quickly, self._checker, self._plain),
+            Threads(NUM_QUICK, "grammar"),
+            dict.fromkeys(Limit, self._thorough),
         )
         # Walking the vocabulary would slow the steps beside the first constrained request.
         for value in (self._vocabulary, self._bytes):
             self._thorough.pool.submit(value.get)
-        self._finalizer = weakref.finalize(self, _close, self._checker, self._quick, self._thorough)
+        lanes = (self._quick, self._thorough, self._patient)
+        self._finalizer = weakref.finalize(self, _close, self._checker, *lanes)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -133,11 +152,12 @@ class GrammarService:
         if entry is None or entry.future.done():
             return
         entry.num_waiting -= 1
-        if entry.num_waiting <= 0 and entry.future.cancel():
-            del self._entries[constraint]
+        if entry.num_waiting <= 0:
+            entry.future.cancel()
+            del self._entries[constraint]  # What has begun ends soon; whoever asks again is served.
 
     def close(self) -> None:
-        """End the processes and threads. Safe to call twice."""
+        """End the processes, and the threads when they can. Safe to call twice."""
         self._finalizer()
 
     def _evict(self) -> None:
@@ -148,34 +168,44 @@ class GrammarService:
                 del self._entries[constraint]
 
 
+class _Plain:
+    """Checks plain constraints, each on a thread of its own, as long as none ever takes long."""
+
+    def __init__(
+        self, tokenizer: Callable[[], LLTokenizer], seconds: float = PLAIN_SECONDS
+    ) -> None:
+        self._tokenizer, self._seconds = tokenizer, seconds
+        self._is_trusted = True
+
+    def check(self, constraint: Constraint) -> Verdict | None:
+        """The verdict on a constraint; None for one that takes a process."""
+        if not self._is_trusted or not is_plain(constraint):
+            return None
+        task = start(lambda: check(constraint, self._tokenizer()), "plain-grammar")
+        try:
+            return task.result(self._seconds)
+        except TimeoutError:
+            # It cannot be ended. What was taken for plain is checked in processes from now on.
+            self._is_trusted = False
+            logger.warning("a constraint took long that should not: %.500s", constraint)
+            return None
+
+
 def check_quickly(
-    checker: Checker,
-    tokenizer: Callable[[], LLTokenizer],
-    constraint: Constraint,
-) -> Verdict | None:
-    """Check on this thread what is plain, and the rest as `QUICK` allows."""
-    if is_plain(constraint):
-        return check(constraint, tokenizer())
-    seconds = QUICK.cpu_seconds + QUICK_SECONDS_PER_CHARACTER * constraint.length
-    return checker.check(constraint, replace(QUICK, cpu_seconds=seconds))
+    checker: Checker, plain: _Plain, constraint: Constraint, *, check_wanted: Callable[[], None]
+) -> Verdict | Limit:
+    """Check on a thread what is plain, and the rest as `QUICK` allows."""
+    verdict = plain.check(constraint)
+    if verdict is not None:
+        return verdict
+    allowance = replace(QUICK, cpu_seconds=quick_seconds(constraint))
+    return checker.check(constraint, allowance, check_wanted)
 
 
-def check_thoroughly(checker: Checker, constraint: Constraint) -> Verdict | None:
-    """Check as `IDLE` allows."""
-    return checker.check(constraint, IDLE)
-
-
-def _threads(size: int, name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(size, thread_name_prefix=name, initializer=yield_to_others)
-
-
-def yield_to_others() -> None:
-    """Give this thread the niceness of those that the steps go before, where threads have one."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        with suppress(OSError):
-            niceness = max(os.getpriority(os.PRIO_PROCESS, thread), THREAD_NICENESS)
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+def quick_seconds(constraint: Constraint) -> float:
+    """Processor time of a quick check."""
+    seconds = QUICK_SECONDS_PER_CHARACTER * constraint.length
+    return min(max(QUICK.cpu_seconds, seconds), MAX_QUICK_SECONDS)
 
 
 class _Once(Generic[T]):
@@ -197,16 +227,16 @@ class _Lane:
     """Threads that check and compile.
 
     Args:
-        check: the verdict on a constraint; None for what takes too long in this lane.
+        check: the verdict on a constraint, or which limit it exceeded; calls `check_wanted` meanwhile.
         pool: of the threads.
-        slower: the lane of what takes too long here; None if that is too complex.
+        slower: the lanes where what exceeded a limit goes on; without one it is refused.
     """
 
     def __init__(
         self,
-        check: Callable[[Constraint], Verdict | None],
-        pool: ThreadPoolExecutor,
-        slower: _Lane | None,
+        check: Callable[..., Verdict | Limit],
+        pool: Threads,
+        slower: Mapping[Limit, _Lane],
     ) -> None:
         self.check, self.pool = check, pool
         self._compiling = threading.BoundedSemaphore(NUM_COMPILED)
@@ -214,7 +244,7 @@ class _Lane:
 
     def enter(self, entry: _Entry, vocabulary: _Once[Vocabulary]) -> None:
         """Compile in turn. Raises RuntimeError once the lane is closed."""
-        task = self.pool.submit(self._compile, entry, vocabulary)
+        task = self.pool.submit(partial(self._compile, entry, vocabulary))
         task.add_done_callback(lambda done: _refuse(entry.future) if done.cancelled() else None)
 
     def _compile(self, entry: _Entry, vocabulary: _Once[Vocabulary]) -> None:
@@ -223,22 +253,43 @@ class _Lane:
             return
         try:
             entry.check_wanted()
-            verdict = self.check(constraint)
-            if verdict is None and self._slower is not None:
-                self._slower.enter(entry, vocabulary)
+            verdict = self.check(constraint, check_wanted=entry.check_wanted)
+            if isinstance(verdict, Limit):
+                self._go_on(entry, verdict, vocabulary)
                 return
-            if verdict is None:
-                verdict = Verdict(
-                    error="The constraint is too complex: it takes too long to compile."
-                )
             if verdict.error:
                 raise GrammarError(verdict.error, param=constraint.param)
             with self._compiling:
                 grammar = Grammar(constraint, verdict.grammar, vocabulary.get())
-        except Exception as error:
+        except RametError as error:
             future.set_exception(error)
+        except BaseException:  # A panic of the grammar engine is no Exception.
+            logger.exception("a constraint could not be compiled: %.500s", constraint)
+            future.set_exception(EngineError("The engine failed on the constraint."))
         else:
             future.set_result(grammar)
+
+    def _go_on(self, entry: _Entry, limit: Limit, vocabulary: _Once[Vocabulary]) -> None:
+        slower = self._slower.get(limit)
+        if slower is None and limit is Limit.WALL:
+            raise _busy(entry.constraint)
+        if slower is None:
+            raise GrammarError(
+                "The constraint is too complex: it takes too long to compile.",
+                param=entry.constraint.param,
+            )
+        entry.deadline = min(entry.deadline, time.monotonic() + THOROUGH_SECONDS)
+        try:
+            slower.enter(entry, vocabulary)
+        except RuntimeError:
+            _refuse(entry.future)
+
+
+def _busy(constraint: Constraint) -> CapacityError:
+    return CapacityError(
+        f"The machine was too busy to check the constraint in {THOROUGH_SECONDS:g} s; try again.",
+        param=constraint.param,
+    )
 
 
 def _refuse(future: Future[Grammar]) -> None:
@@ -254,5 +305,5 @@ def _failed_by_accident(future: Future[Grammar]) -> bool:
 
 def _close(checker: Checker, *lanes: _Lane) -> None:
     for lane in lanes:
-        lane.pool.shutdown(wait=False, cancel_futures=True)
+        lane.pool.close()
     checker.close()

@@ -72,6 +72,8 @@ def explain(constraint: Constraint, error: str) -> str:
         return f"The schema has keywords that are not supported: {missing[1]}."
     if "oneOf constraints are not supported" in error:
         return "oneOf is only supported where its alternatives plainly exclude each other."
+    if "panic" in error:
+        error = "the grammar engine cannot take it"
     if "NoExtension" in error:
         error = "no text can match it"
     if "SearchRegex" in error or "too many expressions" in error:

@@ -16,10 +16,11 @@ from ramet.runtime.engine import constrained
 from ramet.runtime.engine.core import EngineCore
 from ramet.runtime.engine.loading import load_core
 from ramet.runtime.engine.messages import GenerateRequest
-from ramet.runtime.errors import GrammarError
+from ramet.runtime.errors import CapacityError, GrammarError
 from ramet.runtime.request import FinishReason, RequestOutput, SamplingParams
 from ramet.runtime.structured.constraint import Constraint
 from ramet.runtime.structured.grammar import Grammar, Matcher
+from ramet.runtime.structured.service import GrammarService
 
 PATTERN = r"[0-9]{3}-(abc|abd)x"
 SCHEMA = {
@@ -195,8 +196,22 @@ def test_a_bad_constraint_ends_its_own_request_as_invalid(load: Load) -> None:
     driver.run()
     last = driver.last("bad")
     assert (last.finish_reason, last.invalid) == (FinishReason.ERROR, True)
-    assert "unclosed group" in (last.error or "")
+    assert "unclosed group" in (last.error or "") and not last.overloaded
     assert driver.text("good") == "ab" and len(driver.tokens("free")) == 4
+
+
+def test_a_constraint_that_the_machine_is_too_busy_for_is_not_invalid(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = load()
+    busy: Future[Grammar] = Future()
+    busy.set_exception(CapacityError("The machine was too busy."))
+    monkeypatch.setattr(GrammarService, "get", lambda *_: busy)
+    driver.add("late", Constraint.regex("ab"))
+    driver.run()
+    last = driver.last("late")
+    assert (last.invalid, last.overloaded) == (False, True)
+    assert last.error == "The machine was too busy."
 
 
 def test_others_run_while_a_grammar_compiles_and_an_abort_leaves_nothing_behind(

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ramet.runtime import (
 )
 from ramet.runtime.engine.loading import load_core
 from ramet.runtime.errors import (
+    CapacityError,
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineDead,
@@ -32,6 +34,8 @@ from ramet.runtime.errors import (
 )
 from ramet.runtime.request import FinishReason, SamplingParams
 from ramet.runtime.structured.constraint import Constraint
+from ramet.runtime.structured.grammar import Grammar
+from ramet.runtime.structured.service import GrammarService
 from ramet.runtime.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.timeout(60)
@@ -271,6 +275,17 @@ def test_a_constraint_that_cannot_be_used_is_an_error_of_its_own(
         tiny.generate("x", constraint=bad)
     assert caught.value.param == "constraint"
     assert tiny.generate("x", constraint=Constraint.regex("ab")).text == "ab"
+
+
+def test_a_machine_that_is_too_busy_for_a_constraint_is_no_fault_of_it(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy: Future[Grammar] = Future()
+    busy.set_exception(CapacityError("The machine was too busy."))
+    monkeypatch.setattr(GrammarService, "get", lambda *_: busy)
+    with pytest.raises(CapacityError, match="too busy") as caught:
+        tiny.generate("x", constraint=Constraint.regex("ab"))
+    assert caught.value.retryable
 
 
 def test_a_prompt_must_leave_room_for_output(engine: Engine) -> None:

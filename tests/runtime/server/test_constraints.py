@@ -122,6 +122,25 @@ async def test_a_constraint_that_does_not_compile_is_a_400_streamed_or_not(
     assert not refusing.live
 
 
+async def test_a_machine_that_is_too_busy_for_a_constraint_is_a_503_to_be_tried_again(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    def reply(request: GenerateRequest) -> list[RequestOutput]:
+        return [
+            RequestOutput(
+                request_id=request.request_id,
+                finish_reason=FinishReason.ERROR,
+                error="The machine was too busy.",
+                overloaded=True,
+            )
+        ]
+
+    engine.reply = reply
+    response = await http.post("/v1/completions", json={"prompt": "hi", "guided_json": {}})
+    assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    assert response.json()["error"]["message"] == "The machine was too busy."
+
+
 async def test_a_constrained_stream_has_the_events_of_a_free_one(
     http: httpx.AsyncClient, engine: Any, say: Callable[..., Any]
 ) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from ramet.runtime.errors import EngineError
-from ramet.runtime.structured.checker import Allowance
+from ramet.runtime.structured import checking
+from ramet.runtime.structured.checker import Allowance, Limit, Verdict
 from ramet.runtime.structured.checking import Checker
 from ramet.runtime.structured.constraint import Constraint
 
@@ -54,14 +55,14 @@ def test_an_allowance_arrives_as_it_was_sent() -> None:
 
 def test_sound_constraints_come_back_as_grammars_and_others_as_errors(checker: Checker) -> None:
     sound = checker.check(GOOD, ENOUGH)
-    assert sound is not None and sound.grammar and not sound.error
+    assert isinstance(sound, Verdict) and sound.grammar and not sound.error
     broken = checker.check(Constraint.regex("("), ENOUGH)
-    assert broken is not None and "unclosed group" in broken.error and not broken.grammar
+    assert isinstance(broken, Verdict) and "unclosed group" in broken.error and not broken.grammar
 
 
 def test_a_constraint_and_a_grammar_of_any_size_pass(checker: Checker) -> None:
     verdict = checker.check(Constraint.choice([f"{i:060}" for i in range(4000)]), ENOUGH)
-    assert verdict is not None and len(verdict.grammar) > 240_000
+    assert isinstance(verdict, Verdict) and len(verdict.grammar) > 240_000
 
 
 @needs_limits
@@ -70,13 +71,14 @@ def test_a_check_ends_with_its_processor_time_and_those_beside_it_go_on(checker:
     with ThreadPoolExecutor(4) as pool:
         bombs = [pool.submit(checker.check, BOMB, little) for _ in range(3)]
         good = pool.submit(checker.check, GOOD, ENOUGH)
-        assert good.result(LIMIT) is not None
-        assert [bomb.result(LIMIT) for bomb in bombs] == [None] * 3
+        assert isinstance(good.result(LIMIT), Verdict)
+        assert [bomb.result(LIMIT) for bomb in bombs] == [Limit.PROCESSOR] * 3
 
 
 @needs_limits
 def test_a_check_ends_with_its_time_however_little_it_computed(checker: Checker) -> None:
-    assert checker.check(BOMB, Allowance(cpu_seconds=40.0, wall_seconds=0.2, niceness=0)) is None
+    hasty = Allowance(cpu_seconds=40.0, wall_seconds=0.2, niceness=0)
+    assert checker.check(BOMB, hasty) is Limit.WALL
 
 
 @needs_limits
@@ -118,12 +120,12 @@ def test_an_idle_check_only_runs_while_a_core_would_rest(checker: Checker) -> No
 
 
 def test_a_process_that_somebody_killed_is_started_again(checker: Checker) -> None:
-    assert checker.check(GOOD, ENOUGH) is not None
+    assert isinstance(checker.check(GOOD, ENOUGH), Verdict)
     first = pid(checker)
     os.kill(first, signal.SIGKILL)
     # What is on its way when it dies may be lost; the next one is not.
     verdicts = [checker.check(GOOD, ENOUGH) for _ in range(2)]
-    assert verdicts[-1] is not None
+    assert isinstance(verdicts[-1], Verdict)
     assert pid(checker) != first
 
 
@@ -131,7 +133,7 @@ def test_the_process_may_be_started_before_it_is_needed(checker: Checker) -> Non
     checker.start()
     first = pid(checker)
     checker.start()
-    assert checker.check(GOOD, ENOUGH) is not None and pid(checker) == first
+    assert isinstance(checker.check(GOOD, ENOUGH), Verdict) and pid(checker) == first
     checker.close()
     checker.start()
     assert checker._process is None
@@ -155,6 +157,38 @@ def test_a_check_has_its_niceness_whatever_that_of_the_process_is(checker: Check
         checker.close()
         with pytest.raises(EngineError, match="closed"):
             bomb.result(LIMIT)
+
+
+@needs_limits
+def test_a_check_that_nobody_waits_for_any_more_is_ended(checker: Checker) -> None:
+    checker.check(GOOD, ENOUGH)
+    deadline = time.monotonic() + LIMIT
+
+    def check_wanted() -> None:
+        if children(pid(checker)):
+            raise EngineError("nobody waits")
+
+    with pytest.raises(EngineError, match="nobody waits"):
+        checker.check(BOMB, ENOUGH, check_wanted)
+    while children(pid(checker)):
+        assert time.monotonic() < deadline
+    assert isinstance(checker.check(GOOD, ENOUGH), Verdict)
+
+
+@needs_limits
+def test_time_begins_with_the_check_and_not_with_the_process_that_forks_it(
+    checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_PATIENCE_SECONDS", 0.0)
+    checker.start()
+    os.kill(pid(checker), signal.SIGSTOP)
+    waking = threading.Timer(0.5, os.kill, (pid(checker), signal.SIGCONT))
+    waking.start()
+    little = Allowance(cpu_seconds=20.0, wall_seconds=0.4, niceness=0)
+    try:
+        assert isinstance(checker.check(Constraint.regex("a"), little), Verdict)
+    finally:
+        waking.join()
 
 
 def test_a_closed_checker_checks_nothing(checker: Checker) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import pytest
 
-from ramet.runtime.errors import EngineError, GrammarError
+from ramet.runtime.errors import CapacityError, EngineError, GrammarError
+from ramet.runtime.structured import service as service_module
 from ramet.runtime.structured.byte_vocabulary import byte_tokenizer
-from ramet.runtime.structured.checker import Verdict, check
+from ramet.runtime.structured.checker import Limit, Verdict, check
 from ramet.runtime.structured.constraint import Constraint, ConstraintKind
 from ramet.runtime.structured.grammar import Vocabulary
-from ramet.runtime.structured.service import NUM_QUICK, THREAD_NICENESS, GrammarService
+from ramet.runtime.structured.service import NUM_QUICK, GrammarService, quick_seconds
+from ramet.runtime.structured.threads import THREAD_NICENESS
 
 LIMIT = 60.0
 BOMB = Constraint.json_schema(
@@ -116,10 +118,11 @@ class Thorough:
         self.begun: queue.SimpleQueue[Constraint] = queue.SimpleQueue()
         monkeypatch.setattr(service._thorough, "check", self.check)
 
-    def check(self, constraint: Constraint) -> None:
+    def check(self, constraint: Constraint, *, check_wanted: Callable[[], None]) -> Limit:
         self.checked.append(constraint)
         self.begun.put(constraint)
         assert self.event.wait(LIMIT)
+        return Limit.PROCESSOR
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's limits")
@@ -157,16 +160,114 @@ def test_what_is_plain_needs_no_process(
     monkeypatch.setattr(service._checker, "check", None)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert service.get(Constraint.json_schema(schema)).result(LIMIT)
-    with pytest.raises(GrammarError, match="nested deeper"):
-        service.get(Constraint.json_schema({"const": json.loads("[" * 200 + "]" * 200)})).result(
-            LIMIT
-        )
+    with pytest.raises(GrammarError, match="colour"):
+        service.get(Constraint.json_schema({"type": "colour"})).result(LIMIT)
+
+
+def test_what_is_stuck_on_a_thread_is_checked_in_a_process_and_nothing_goes_there_any_more(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, event = list[Constraint](), threading.Event()
+
+    def never(constraint: Constraint, tokenizer: object) -> Verdict:
+        stuck.append(constraint)
+        event.wait(LIMIT)
+        return Verdict()
+
+    monkeypatch.setattr(service_module, "check", never)
+    monkeypatch.setattr(service._plain, "_seconds", 0.01)
+    first, second = (Constraint.json_schema({"const": number}) for number in (1, 2))
+    assert service.get(first).result(LIMIT)
+    assert service.get(second).result(LIMIT)
+    assert stuck == [first]
+    event.set()
+
+
+class PanicException(BaseException):
+    """Stands in for a panic of the grammar engine."""
+
+
+def test_who_waits_hears_of_a_panic_but_not_what_it_says(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*args: object, **kwargs: object) -> Verdict:
+        raise PanicException("assertion failed: <backtrace>")
+
+    monkeypatch.setattr(service._quick, "check", panic)
+    with pytest.raises(EngineError, match=r"failed on the constraint\.$"):
+        service.get(Constraint.regex("a")).result(LIMIT)
+    monkeypatch.setattr("ramet.runtime.structured.checker.translate", panic)
+    error = check(Constraint.json_object(), byte_tokenizer()).error
+    assert "cannot take it" in error and "assertion" not in error
+
+
+def test_a_long_constraint_has_more_time_but_text_alone_buys_little() -> None:
+    lengths = [100, 10_000, 60_000, 250_000]
+    seconds = [quick_seconds(Constraint.regex("a" * length)) for length in lengths]
+    assert seconds[0] == 0.02 < seconds[1] < seconds[2] == seconds[3]
+
+
+class Lanes:
+    """Stand in for the checks of the three lanes: each ends with a limit, and is noted."""
+
+    def __init__(
+        self, service: GrammarService, monkeypatch: pytest.MonkeyPatch, *limits: Limit | Verdict
+    ) -> None:
+        self.asked: list[str] = []
+        names = ("_quick", "_thorough", "_patient")
+        for name, limit in zip(names, limits, strict=True):
+            monkeypatch.setattr(getattr(service, name), "check", self._ending(name, limit))
+
+    def _ending(self, name: str, limit: Limit | Verdict) -> Callable[..., Limit | Verdict]:
+        def check(constraint: Constraint, *, check_wanted: Callable[[], None]) -> Limit | Verdict:
+            self.asked.append(name)
+            return limit
+
+        return check
+
+
+def test_what_no_core_rests_for_has_a_patient_check(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = check(Constraint.regex("a"), byte_tokenizer())
+    lanes = Lanes(service, monkeypatch, Limit.PROCESSOR, Limit.WALL, sound)
+    assert service.get(Constraint.regex("a")).result(LIMIT)
+    assert lanes.asked == ["_quick", "_thorough", "_patient"]
+
+
+def test_what_took_too_much_processor_time_has_none(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = Lanes(service, monkeypatch, Limit.PROCESSOR, Limit.PROCESSOR, Limit.WALL)
+    with pytest.raises(GrammarError, match="too complex"):
+        service.get(Constraint.regex("a")).result(LIMIT)
+    assert lanes.asked == ["_quick", "_thorough"]
+
+
+def test_a_machine_that_is_too_busy_is_not_the_constraints_fault_and_not_remembered(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lanes(service, monkeypatch, Limit.WALL, Limit.WALL, Limit.WALL)
+    first = service.get(Constraint.regex("a", param="regex"))
+    with pytest.raises(CapacityError, match="too busy") as caught:
+        first.result(LIMIT)
+    assert caught.value.param == "regex"
+    assert service.get(Constraint.regex("a")) is not first
+
+
+def test_who_waits_behind_thorough_checks_hears_in_time_that_the_machine_is_too_busy(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lanes(service, monkeypatch, Limit.PROCESSOR, Limit.PROCESSOR, Limit.PROCESSOR)
+    monkeypatch.setattr(service_module, "THOROUGH_SECONDS", -1.0)
+    with pytest.raises(CapacityError, match="too busy"):
+        service.get(Constraint.regex("a")).result(LIMIT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness")
 def test_the_steps_go_before_what_is_compiled(service: GrammarService) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    for pool in (service._quick.pool, service._thorough.pool):
+    for pool in (service._quick.pool, service._thorough.pool, service._patient.pool):
         seen = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         assert seen.result(LIMIT) == max(own, THREAD_NICENESS)
 
@@ -199,12 +300,12 @@ class Quick:
         self.over = threading.Semaphore(0)
         monkeypatch.setattr(service._quick, "check", self.check)
 
-    def check(self, constraint: Constraint) -> Verdict | None:
+    def check(self, constraint: Constraint, *, check_wanted: Callable[[], None]) -> Verdict | Limit:
         self.begun.put(constraint)
         if constraint.kind is ConstraintKind.REGEX:
             return check(constraint, byte_tokenizer())
         assert self.over.acquire(timeout=LIMIT)
-        return None
+        return Limit.PROCESSOR
 
 
 def test_what_is_cheap_passes_the_bombs_that_are_checked_beside_it(
@@ -253,6 +354,23 @@ def test_who_waits_when_the_service_closes_hears_of_it(
         with suppress(CancelledError, EngineError):
             assert future.result(LIMIT)
     assert futures[-1].cancelled()
+
+
+def test_what_is_stuck_keeps_no_process_from_ending() -> None:
+    program = """if True:
+        import threading
+        from ramet.runtime.structured.threads import Threads, start
+        begun = threading.Semaphore(0)
+        def never():
+            begun.release()
+            threading.Event().wait()
+        threads = Threads(1, "stuck")
+        threads.submit(never)
+        start(never, "stuck")
+        begun.acquire(), begun.acquire()
+    """
+    done = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_closed_service_compiles_nothing(vocabulary: Vocabulary) -> None:
