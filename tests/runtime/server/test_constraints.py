@@ -92,21 +92,29 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(
     assert param.split(".")[-1] in error["message"]
 
 
-@pytest.fixture
-def refusing(engine: Any) -> Any:
-    """An engine that finds every constraint unusable."""
+def refusal(
+    error: str, *, invalid: bool = False, overloaded: bool = False
+) -> Callable[[GenerateRequest], list[RequestOutput]]:
+    """What an engine replies that takes no request."""
 
     def reply(request: GenerateRequest) -> list[RequestOutput]:
         return [
             RequestOutput(
                 request_id=request.request_id,
                 finish_reason=FinishReason.ERROR,
-                error="The schema has keywords that are not supported: x.",
-                invalid=True,
+                error=error,
+                invalid=invalid,
+                overloaded=overloaded,
             )
         ]
 
-    engine.reply = reply
+    return reply
+
+
+@pytest.fixture
+def refusing(engine: Any) -> Any:
+    """An engine that finds every constraint unusable."""
+    engine.reply = refusal("The schema has keywords that are not supported: x.", invalid=True)
     return engine
 
 
@@ -125,17 +133,7 @@ async def test_a_constraint_that_does_not_compile_is_a_400_streamed_or_not(
 async def test_a_machine_that_is_too_busy_for_a_constraint_is_a_503_to_be_tried_again(
     http: httpx.AsyncClient, engine: Any
 ) -> None:
-    def reply(request: GenerateRequest) -> list[RequestOutput]:
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                finish_reason=FinishReason.ERROR,
-                error="The machine was too busy.",
-                overloaded=True,
-            )
-        ]
-
-    engine.reply = reply
+    engine.reply = refusal("The machine was too busy.", overloaded=True)
     response = await http.post("/v1/completions", json={"prompt": "hi", "guided_json": {}})
     assert response.status_code == 503 and response.headers["retry-after"] == "1"
     assert response.json()["error"]["message"] == "The machine was too busy."
