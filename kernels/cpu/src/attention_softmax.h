@@ -55,18 +55,7 @@ struct RowSoftmax {
                 }
             }
         }
-        Reg all[N];
-        for (int r = 0; r < N; ++r) {
-            for (int n = kChains / 2; n > 0; n /= 2) {
-                for (int i = 0; i < n; ++i) top[r][i] = S::max(top[r][i], top[r][i + n]);
-            }
-            all[r] = top[r][0];
-        }
-        if constexpr (N == kRowsReduced) {
-            S::reduce_max(all, max);
-        } else {
-            for (int r = 0; r < N; ++r) max[r] = S::reduce_max(all[r]);
-        }
+        reduce<N>(top, S::max, [](const auto&... x) { return S::reduce_max(x...); }, max);
     }
 
     // weights = 2^(factor * scores - max) of N rows, maybe in the same place, and their sums. What is stored is
@@ -95,18 +84,7 @@ struct RowSoftmax {
                 }
             }
         }
-        Reg all[N];
-        for (int r = 0; r < N; ++r) {
-            for (int n = kChains / 2; n > 0; n /= 2) {
-                for (int i = 0; i < n; ++i) total[r][i] = S::add(total[r][i], total[r][i + n]);
-            }
-            all[r] = total[r][0];
-        }
-        if constexpr (N == kRowsReduced) {
-            S::reduce_add(all, sum);
-        } else {
-            for (int r = 0; r < N; ++r) sum[r] = S::reduce_add(all[r]);
-        }
+        reduce<N>(total, S::add, [](const auto&... x) { return S::reduce_add(x...); }, sum);
     }
 
   private:
@@ -115,6 +93,23 @@ struct RowSoftmax {
     static constexpr int kChains = kGroup / S::W;
     // Rows whose vectors are reduced together where vectors are of 16 floats.
     static constexpr int kRowsReduced = 4;
+
+    // One number of each row: its chains together, then the lanes of what they make.
+    template <int N, class Pair, class Lanes>
+    static void reduce(Reg (&chains)[N][kChains], const Pair& pair, const Lanes& lanes, float* out) {
+        Reg all[N];
+        for (int r = 0; r < N; ++r) {
+            for (int n = kChains / 2; n > 0; n /= 2) {
+                for (int i = 0; i < n; ++i) chains[r][i] = pair(chains[r][i], chains[r][i + n]);
+            }
+            all[r] = chains[r][0];
+        }
+        if constexpr (N == kRowsReduced) {
+            lanes(all, out);
+        } else {
+            for (int r = 0; r < N; ++r) out[r] = lanes(all[r]);
+        }
+    }
 
     static Reg exponential(Reg x, bf16) { return exp2_near<S>(x); }
     static Reg exponential(Reg x, float) { return exp2<S>(x); }

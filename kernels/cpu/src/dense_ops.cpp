@@ -38,6 +38,19 @@ void scale_row(T* row, int size, float scale) {
 
 }  // namespace
 
+LinearJob linear_job(const PackedLinear& weight, const LinearCall& call, const void* activations) {
+    const int num_columns =
+        call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
+    return {weight.dtype(),       activations,
+            weight.data(),        weight.panel_offsets(),
+            weight.num_groups(),  call.num_rows,
+            num_columns,          weight.bias(),
+            call.residual,        call.residual_stride,
+            call.activation,      call.out,
+            call.out_stride,      call.wide_out,
+            call.softcap};
+}
+
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call) {
     if (call.num_rows == 0) return;
     if (const auto* quantized = dynamic_cast<const QuantizedWeight*>(&weight)) {
@@ -48,8 +61,6 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
     const std::size_t size = compute.kernels.activation_size(weight.dtype());
     const std::size_t row_bytes = static_cast<std::size_t>(weight.num_groups()) * kGroup * size;
     const std::size_t block_bytes = size == sizeof(float) ? kWideRowBlockBytes : kRowBlockBytes;
-    const int num_columns =
-        call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
     void* packed = pool.activations().reserve(ceil_div(call.num_rows, kTileRows) * kTileRows *
                                               row_bytes);
     const PackJob pack{weight.dtype(), call.x, call.x_stride, weight.in_features(), packed};
@@ -59,14 +70,7 @@ void run_linear(const Compute& compute, const PackedLinear& weight, const Linear
                         compute.kernels.pack(pack, from, to);
                     });
                 });
-    const LinearJob job{weight.dtype(),       packed,
-                        weight.data(),        weight.panel_offsets(),
-                        weight.num_groups(),  call.num_rows,
-                        num_columns,          weight.bias(),
-                        call.residual,        call.residual_stride,
-                        call.activation,      call.out,
-                        call.out_stride,      call.wide_out,
-                        call.softcap};
+    const LinearJob job = linear_job(weight, call, packed);
     run_panels_and_rows(pool, weight.num_panels(), call.num_rows, row_bytes, block_bytes,
                         [&](int first_panel, int last_panel, int first_row, int last_row) {
                             compute.kernels.linear(job, first_panel, last_panel, first_row,

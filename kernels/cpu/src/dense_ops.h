@@ -39,6 +39,9 @@ void for_normed_rows(const KernelTable& kernels, const LinearCall& call, int fir
     }
 }
 
+// activations: the packed rows of call.x.
+LinearJob linear_job(const PackedLinear& weight, const LinearCall& call, const void* activations);
+
 void run_linear(const Compute& compute, const PackedLinear& weight, const LinearCall& call);
 
 void run_embedding(const Compute& compute, const PackedLinear& weight, const std::int64_t* token_ids,

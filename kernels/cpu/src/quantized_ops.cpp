@@ -36,16 +36,7 @@ QuantizedTile* quantize(const Compute& compute, const QuantizedWeight& weight,
 
 void run_quantized_linear(const Compute& compute, const QuantizedWeight& weight,
                           const LinearCall& call) {
-    const int num_columns =
-        call.activation == Activation::none ? weight.out_features() : weight.out_features() / 2;
-    const LinearJob linear{weight.dtype(),       quantize(compute, weight, call),
-                           weight.data(),        weight.panel_offsets(),
-                           weight.num_groups(),  call.num_rows,
-                           num_columns,          weight.bias(),
-                           call.residual,        call.residual_stride,
-                           call.activation,      call.out,
-                           call.out_stride,      call.wide_out,
-                           call.softcap};
+    const LinearJob linear = linear_job(weight, call, quantize(compute, weight, call));
     const QuantizedJob job{linear, weight.bits(), weight.has_minimums(), weight.group_bytes()};
 
     const std::size_t row_bytes = weight.num_groups() * sizeof(QuantizedTile) / kTileRows;
